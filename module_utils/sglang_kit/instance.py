@@ -1,0 +1,354 @@
+"""Is this instance definition sound, and what did the user leave to us?
+
+A definition is one item of ``sglang_service_instances``. Every key is read by the table ``KEYS`` (and
+``STRATEGY_KEYS``, ``MEMORY_KEYS`` below it); a value that the user left out is ``None`` or the
+default named there. All faults of all instances are reported at once.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Callable, Union
+
+from .problem import Collector
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+METHODS = ("none", "mtp", "eagle", "eagle3", "dflash", "ddtree", "ngram")
+DRAFT_METHODS = ("eagle", "eagle3", "dflash", "ddtree")
+STATES = ("started", "stopped", "absent")
+NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9])?")
+ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+Argument = Union[bool, int, float, str, "tuple[str, ...]"]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How tokens are speculated; ``None`` leaves a number to the planner or the engine."""
+
+    method: str = "none"
+    draft_model: str | None = None
+    steps: int | None = None
+    topk: int | None = None
+    draft_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class MemoryPins:
+    """Memory settings pinned by the user; ``None`` is planned. ``headroom_gib`` is GiB."""
+
+    fraction: float | None = None
+    kv_dtype: str | None = None
+    state_slots: int | None = None
+    state_ratio: float | None = None
+    state_dtype: str | None = None
+    headroom_gib: float | None = None
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One sound definition with defaults filled in."""
+
+    name: str
+    model: str
+    served_model_name: str
+    port: int
+    gpus: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    nccl_port: int | None = None
+    context_length: int | None = None
+    concurrency: int | None = None
+    prefix_cache: bool = True
+    strategy: Strategy = field(default_factory=Strategy)
+    memory: MemoryPins = field(default_factory=MemoryPins)
+    args: Mapping[str, Argument] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    shared: bool = False
+    accept_overrides: tuple[str, ...] = ()
+    state: str = "started"
+    canary: bool = True
+
+    @property
+    def unit(self) -> str:
+        """Name of the systemd unit."""
+        return f"sglang-{self.name}.service"
+
+    @property
+    def tensor_parallel(self) -> int:
+        """Tensor-parallel size: one rank a GPU, one rank without any."""
+        return max(1, len(self.gpus))
+
+
+class _Bad(Exception):  # noqa: N818 - never leaves this module
+    """A value that does not fit: message and remedy."""
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(message)
+        self.message, self.remedy = message, remedy
+
+
+_Reader = Callable[[object], Any]
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise _Bad(f"{value!r} is not a non-empty text")
+    if "\n" in value or "\0" in value:
+        raise _Bad(f"{value!r} spans several lines")
+    return str(value)
+
+
+def _name(value: object) -> str:
+    text = _text(value)
+    if not NAME.fullmatch(text):
+        plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-_.")[:64].rstrip("-_.")
+        raise _Bad(
+            f"{text!r} cannot name a systemd unit: letters, digits, '.', '_' and '-' inside, 64 at most",
+            f"use {plain!r}" if plain else "",
+        )
+    return text
+
+
+def _path(value: object) -> str:
+    text = _text(value)
+    if not text.startswith("/"):
+        raise _Bad(f"{text!r} is not an absolute path on the host", f"write /srv/models/{text}")
+    return text.rstrip("/") or "/"
+
+
+def _integer(low: int, high: int) -> _Reader:
+    def read(value: object) -> int:
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,12}", value):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise _Bad(f"{value!r} is not a whole number from {low} to {high}")
+        if not low <= value <= high:
+            raise _Bad(f"{value} is not from {low} to {high}", f"use {min(max(value, low), high)}")
+        return int(value)
+
+    return read
+
+
+def _number(low: float, high: float) -> _Reader:
+    """Accept a number strictly between low and high."""
+
+    def read(value: object) -> float:
+        if isinstance(value, str) and re.fullmatch(r"[0-9]+(\.[0-9]+)?", value):
+            value = float(value)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise _Bad(f"{value!r} is not a number")
+        if not low < value < high:
+            raise _Bad(f"{value} is not between {low:g} and {high:g}")
+        return float(value)
+
+    return read
+
+
+def _boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise _Bad(f"{value!r} is not true or false")
+    return bool(value)
+
+
+def _one_of(choices: Sequence[str]) -> _Reader:
+    def read(value: object) -> str:
+        if value not in choices:
+            raise _Bad(f"{value!r} is none of {', '.join(choices)}", _nearest(value, choices))
+        return str(value)
+
+    return read
+
+
+def _gpus(value: object) -> tuple[str, ...]:
+    """GPU indices, UUIDs or MIG identifiers, as ``CUDA_VISIBLE_DEVICES`` takes them."""
+    if not isinstance(value, (list, tuple)):
+        raise _Bad(f"{value!r} is not a list of GPU indices or UUIDs", f"write [{value}]")
+    gpus = tuple(str(gpu) for gpu in value)
+    bad = [gpu for gpu in gpus if not re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[0-9A-Za-z/-]+", gpu)]
+    if bad:
+        raise _Bad(f"{', '.join(bad)}: neither a GPU index nor a GPU or MIG UUID")
+    if len(set(gpus)) < len(gpus):
+        raise _Bad(f"[{', '.join(gpus)}] names a GPU twice")
+    return gpus
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise _Bad(f"{value!r} is not a list")
+    return tuple(_text(item) for item in value)
+
+
+def _arguments(value: object) -> dict[str, Argument]:
+    """Engine flags: exact name without dashes -> value; true is a bare flag, a list several values."""
+    if not isinstance(value, dict):
+        raise _Bad(f"{value!r} is not a mapping of flag to value", "write `disable-cuda-graph: true`")
+    arguments: dict[str, Argument] = {}
+    for flag, given in value.items():
+        if not isinstance(flag, str) or not re.fullmatch(r"[a-z0-9][a-z0-9-]*", flag):
+            plain = str(flag).lstrip("-").replace("_", "-").lower()
+            raise _Bad(f"{flag!r} is not a flag name without its leading dashes", f"write {plain!r}")
+        if isinstance(given, (list, tuple)):
+            arguments[flag] = tuple(str(item) for item in given)
+        elif isinstance(given, (bool, int, float, str)):
+            arguments[flag] = given
+        else:
+            raise _Bad(f"{flag}: {given!r} is neither a scalar nor a list", "write JSON values as a text")
+    return arguments
+
+
+def _environment(value: object) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise _Bad(f"{value!r} is not a mapping of variable to text")
+    for name, given in value.items():
+        if not isinstance(name, str) or not ENVIRONMENT_NAME.fullmatch(name):
+            raise _Bad(f"{name!r} cannot name an environment variable")
+        if isinstance(given, bool) or not isinstance(given, (str, int, float)):
+            raise _Bad(f"{name}: {given!r} is not a text", "quote it")
+    return {str(name): str(given) for name, given in value.items()}
+
+
+_PORT = _integer(1024, 65535)
+_COUNT = _integer(1, 1_000_000)
+
+KEYS: dict[str, _Reader] = {
+    "name": _name,
+    "model": _path,
+    "served_model_name": _text,
+    "gpus": _gpus,
+    "host": _text,
+    "port": _PORT,
+    "nccl_port": _PORT,
+    "context_length": _integer(8, 100_000_000),
+    "concurrency": _COUNT,
+    "prefix_cache": _boolean,
+    "args": _arguments,
+    "env": _environment,
+    "shared": _boolean,
+    "accept_overrides": _texts,
+    "state": _one_of(STATES),
+    "canary": _boolean,
+}
+STRATEGY_KEYS: dict[str, _Reader] = {
+    "method": _one_of(METHODS),
+    "draft_model": _path,
+    "steps": _integer(1, 64),
+    "topk": _integer(1, 64),
+    "draft_tokens": _integer(1, 256),
+}
+MEMORY_KEYS: dict[str, _Reader] = {
+    "fraction": _number(0.0, 1.0),
+    "kv_dtype": _text,
+    "state_slots": _COUNT,
+    "state_ratio": _number(0.0, 1000.0),
+    "state_dtype": _one_of(("float32", "bfloat16", "float16")),
+    "headroom_gib": _number(-1e-9, 10_000.0),
+}
+GROUPS = {"strategy": (STRATEGY_KEYS, Strategy), "memory": (MEMORY_KEYS, MemoryPins)}
+REQUIRED = ("name", "model", "port")
+
+
+def read_instances(raw: object) -> tuple[Instance, ...]:
+    """Read ``sglang_service_instances``; raise ``ProblemsError`` with every fault of every item."""
+    found = Collector()
+    if not isinstance(raw, (list, tuple)):
+        found.add("host", "sglang_service_instances", f"{raw!r} is not a list of instances")
+        found.check()
+        return ()
+    instances = [_read_instance(item, position, found) for position, item in enumerate(raw, start=1)]
+    names = [instance.name for instance in instances if instance]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        found.add(name, "name", f"{names.count(name)} instances have this name", "rename all but one")
+    found.check()
+    return tuple(instance for instance in instances if instance)
+
+
+def _read_instance(raw: object, position: int, found: Collector) -> Instance | None:
+    if not isinstance(raw, dict):
+        found.add(f"instance {position}", "", f"{raw!r} is not a mapping of keys to values")
+        return None
+    given_name = raw.get("name")
+    where = str(given_name) if isinstance(given_name, str) and given_name else f"instance {position}"
+    before = len(found.problems)
+    values = _read_keys(raw, KEYS, where, "", found, groups=tuple(GROUPS))
+    for key in REQUIRED:
+        if key not in raw:
+            found.add(where, key, "is missing", _EXAMPLES[key])
+    for group, (keys, build) in GROUPS.items():
+        inner = {} if raw.get(group) is None else raw[group]
+        if not isinstance(inner, dict):
+            found.add(where, group, f"{inner!r} is not a mapping", f"its keys are {', '.join(keys)}")
+            continue
+        values[group] = build(**_read_keys(inner, keys, where, f"{group}.", found))
+    if len(found.problems) > before:
+        return None
+    values.setdefault("served_model_name", values["model"].rsplit("/", 1)[-1])
+    instance = Instance(**values)
+    _check_strategy(instance, found)
+    return instance
+
+
+_EXAMPLES = {
+    "name": "name it as its unit shall be called after 'sglang-'",
+    "model": "give the model's directory on the host",
+    "port": "choose one from 1024 to 65535",
+}
+
+
+def _read_keys(
+    raw: Mapping[Any, object],
+    keys: Mapping[str, _Reader],
+    where: str,
+    prefix: str,
+    found: Collector,
+    *,
+    groups: Sequence[str] = (),
+) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in raw.items():
+        if key in groups or value is None:
+            continue
+        if key not in keys:
+            known = (*keys, *groups)
+            found.add(where, f"{prefix}{key}", "is not a known key", _nearest(key, known))
+            continue
+        try:
+            values[key] = keys[key](value)
+        except _Bad as bad:
+            found.add(where, f"{prefix}{key}", bad.message, bad.remedy)
+    return values
+
+
+def _check_strategy(instance: Instance, found: Collector) -> None:
+    strategy = instance.strategy
+    if strategy.method in DRAFT_METHODS and strategy.draft_model is None:
+        found.add(
+            instance.name,
+            "strategy.draft_model",
+            f"is missing: {strategy.method} speculates with a draft model of its own",
+            "give its directory on the host, or use method mtp where the model has prediction layers",
+        )
+    if strategy.method not in DRAFT_METHODS and strategy.draft_model is not None:
+        found.add(
+            instance.name,
+            "strategy.draft_model",
+            f"is not used by method {strategy.method}",
+            f"use one of {', '.join(DRAFT_METHODS)}, or remove it",
+        )
+    if strategy.method == "none":
+        given = [key for key in ("steps", "topk", "draft_tokens") if getattr(strategy, key) is not None]
+        for key in given:
+            found.add(
+                instance.name,
+                f"strategy.{key}",
+                "is not used by method none",
+                "choose a method, or remove it",
+            )
+
+
+def _nearest(value: object, known: Sequence[str]) -> str:
+    match = difflib.get_close_matches(str(value), known, n=1, cutoff=0.6)
+    return f"did you mean {match[0]!r}?" if match else f"known are {', '.join(known)}"
