@@ -1,0 +1,61 @@
+"""Is what runs what was asked for?
+
+A fingerprint covers what makes a difference to the running engine: release, argv, environment and
+the unit's limits. It does not cover comments, file layout or the version of this kit. It stands in
+the unit's environment, so that the running process itself says what it was started with:
+``systemctl show`` would tell of the file on disk instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+VARIABLE = "SGLANG_METAL_FINGERPRINT"
+
+
+def fingerprint(*, argv: Sequence[str], environment: Mapping[str, str], limits: Mapping[str, object]) -> str:
+    """16 hexadecimal digits; the order of flags counts (the engine lets the last one win)."""
+    content = {
+        "argv": list(argv),
+        "environment": {name: text for name, text in environment.items() if name != VARIABLE},
+        "limits": dict(limits),
+    }
+    text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Action:
+    """What has to be done with one instance, and why (for people)."""
+
+    name: str
+    action: str
+    """``none``, ``start``, ``restart`` or ``stop``."""
+    reason: str
+
+
+def decide(*, name: str, wanted_state: str, wanted: str, running: str | None, active: str) -> Action:
+    """Compare the wanted state with the running process, not with files that just changed.
+
+    ``running`` is the fingerprint in the environment of the unit's main process, ``None`` where no
+    process runs; ``active`` is systemd's ActiveState. An interrupted run therefore heals on the
+    next one: whatever still runs with another fingerprint is restarted then.
+    """
+    alive = active in {"active", "activating", "reloading"}
+    if wanted_state != "started":
+        if alive:
+            return Action(name, "stop", f"wanted {wanted_state}")
+        return Action(name, "none", f"{wanted_state}, as wanted")
+    if not alive:
+        return Action(name, "start", f"is {active}")
+    if running is None:
+        return Action(name, "restart", "has no main process with a fingerprint")
+    if running != wanted:
+        return Action(name, "restart", f"runs {running}, wanted is {wanted}")
+    return Action(name, "none", "runs what is wanted")
