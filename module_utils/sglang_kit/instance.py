@@ -12,10 +12,12 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Union
 
-from .problem import Collector
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from typing_extensions import TypeGuard
+
+    from .problem import Collector
 
 METHODS = ("none", "mtp", "eagle", "eagle3", "dflash", "ddtree", "ngram")
 DRAFT_METHODS = ("eagle", "eagle3", "dflash", "ddtree")
@@ -248,54 +250,60 @@ MEMORY_KEYS: dict[str, _Reader] = {
     "headroom_gib": _number(-1e-9, 10_000.0),
 }
 GROUPS = {"strategy": (STRATEGY_KEYS, Strategy), "memory": (MEMORY_KEYS, MemoryPins)}
-REQUIRED = ("name", "model", "port")
+REQUIRED = {
+    "name": "name it as its unit shall be called after 'sglang-'",
+    "model": "give the model's directory on the host",
+    "port": "choose one from 1024 to 65535",
+}
+UNKNOWN_PORT = 0
+"""Stands for a port that could not be read; it collides with nothing."""
 
 
-def read_instances(raw: object) -> tuple[Instance, ...]:
-    """Read ``sglang_service_instances``; raise ``ProblemsError`` with every fault of every item."""
-    found = Collector()
+def read_instances(raw: object, found: Collector) -> tuple[Instance, ...]:
+    """Read ``sglang_service_instances`` and note every fault of every item in ``found``.
+
+    An unsound item is returned too, with the default in place of each bad value, so that checks
+    across instances (ports, GPUs) find their faults in the same run. Nothing may be done with the
+    result before ``found.check()``.
+    """
     if not isinstance(raw, (list, tuple)):
         found.add("host", "sglang_service_instances", f"{raw!r} is not a list of instances")
-        found.check()
         return ()
-    instances = [_read_instance(item, position, found) for position, item in enumerate(raw, start=1)]
-    names = [instance.name for instance in instances if instance]
+    instances = [
+        _read_instance(item, position, found)
+        for position, item in enumerate(raw, start=1)
+        if _is_mapping(item, f"instance {position}", "", found)
+    ]
+    names = [instance.name for instance in instances]
     for name in sorted({name for name in names if names.count(name) > 1}):
         found.add(name, "name", f"{names.count(name)} instances have this name", "rename all but one")
-    found.check()
-    return tuple(instance for instance in instances if instance)
+    return tuple(instances)
 
 
-def _read_instance(raw: object, position: int, found: Collector) -> Instance | None:
-    if not isinstance(raw, dict):
-        found.add(f"instance {position}", "", f"{raw!r} is not a mapping of keys to values")
-        return None
+def _read_instance(raw: Mapping[Any, object], position: int, found: Collector) -> Instance:
     given_name = raw.get("name")
     where = str(given_name) if isinstance(given_name, str) and given_name else f"instance {position}"
-    before = len(found.problems)
     values = _read_keys(raw, KEYS, where, "", found, groups=tuple(GROUPS))
-    for key in REQUIRED:
-        if key not in raw:
-            found.add(where, key, "is missing", _EXAMPLES[key])
+    for key, example in REQUIRED.items():
+        if raw.get(key) is None:
+            found.add(where, key, "is missing", example)
     for group, (keys, build) in GROUPS.items():
-        inner = {} if raw.get(group) is None else raw[group]
-        if not isinstance(inner, dict):
-            found.add(where, group, f"{inner!r} is not a mapping", f"its keys are {', '.join(keys)}")
-            continue
-        values[group] = build(**_read_keys(inner, keys, where, f"{group}.", found))
-    if len(found.problems) > before:
-        return None
+        inner = raw.get(group)
+        if inner is not None and _is_mapping(inner, where, group, found):
+            values[group] = build(**_read_keys(inner, keys, where, f"{group}.", found))
+    fallback = {"name": where, "model": "/", "port": UNKNOWN_PORT}
+    values = {**fallback, **values}
     values.setdefault("served_model_name", values["model"].rsplit("/", 1)[-1])
     instance = Instance(**values)
     _check_strategy(instance, found)
     return instance
 
 
-_EXAMPLES = {
-    "name": "name it as its unit shall be called after 'sglang-'",
-    "model": "give the model's directory on the host",
-    "port": "choose one from 1024 to 65535",
-}
+def _is_mapping(value: object, where: str, key: str, found: Collector) -> TypeGuard[dict[Any, object]]:
+    if isinstance(value, dict):
+        return True
+    found.add(where, key, f"{value!r} is not a mapping of keys to values")
+    return False
 
 
 def _read_keys(

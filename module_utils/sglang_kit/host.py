@@ -1,0 +1,103 @@
+"""Do the instances of a host fit together: GPUs, ports, start order?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from .instance import UNKNOWN_PORT
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .instance import Instance
+    from .problem import Collector
+
+NCCL_OFFSET = 10_000
+"""Distance of a planned rendezvous port from the instance's own port."""
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """What belongs to other services of the host: GPU indices or UUIDs, and ports."""
+
+    gpus: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+
+
+def plan_ports(instances: Sequence[Instance], reserved: Reserved, found: Collector) -> tuple[Instance, ...]:
+    """Give every instance a rendezvous port and note each port that is wanted twice.
+
+    SGLang binds ``tcp://HOST:nccl_port`` even with one rank; left to itself it picks a random free
+    port some 20 s before it binds it (``sglang/srt/entrypoints/engine.py`` 0.5.11), a race.
+    """
+    owners: dict[int, str] = {port: "a reserved port of this host" for port in reserved.ports}
+    claims = [(instance, "port", instance.port) for instance in instances]
+    claims += [(instance, "nccl_port", instance.nccl_port or UNKNOWN_PORT) for instance in instances]
+    for instance, key, port in claims:
+        if port == UNKNOWN_PORT:
+            continue
+        if port in owners:
+            taken = {*owners, *(claimed for _, _, claimed in claims)}
+            free = next(candidate for candidate in range(port + 1, 131_072) if candidate not in taken)
+            remedy = f"{free} is free in this inventory" if free <= 65_535 else "choose a lower one"
+            found.add(instance.name, key, f"{port} is also {owners[port]}", remedy)
+        owners.setdefault(port, f"{key} of {instance.name}")
+    return tuple(_with_nccl_port(instance, owners) for instance in instances)
+
+
+def _with_nccl_port(instance: Instance, owners: dict[int, str]) -> Instance:
+    if instance.nccl_port is not None:
+        return instance
+    above = range(instance.port + NCCL_OFFSET, 65_536)
+    below = range(min(instance.port, 65_536) - 1, 1023, -1)
+    port = next(candidate for candidate in (*above, *below) if candidate not in owners)
+    owners[port] = f"nccl_port of {instance.name}"
+    return replace(instance, nccl_port=port)
+
+
+def check_gpus(
+    instances: Sequence[Instance], *, count: int | None, reserved: Reserved, found: Collector
+) -> None:
+    """Note every GPU that is not there, not ours, or wanted twice without ``shared``.
+
+    ``count`` is the number of GPUs of the host, ``None`` where that is not known.
+    """
+    owners: dict[str, Instance] = {}
+    for instance in instances:
+        for gpu in instance.gpus:
+            if gpu in reserved.gpus:
+                free = _free_gpus(instances, count, reserved)
+                found.add(instance.name, "gpus", f"GPU {gpu} is reserved for another service", free)
+            if count is not None and gpu.isdigit() and int(gpu) >= count:
+                free = _free_gpus(instances, count, reserved)
+                found.add(instance.name, "gpus", f"GPU {gpu} is not among this host's {count}", free)
+            other = owners.setdefault(gpu, instance)
+            if other is not instance and not (other.shared and instance.shared):
+                found.add(
+                    instance.name,
+                    "gpus",
+                    f"GPU {gpu} is also wanted by {other.name}",
+                    "set `shared: true` on both, or " + _free_gpus(instances, count, reserved),
+                )
+
+
+def _free_gpus(instances: Sequence[Instance], count: int | None, reserved: Reserved) -> str:
+    used = {gpu for instance in instances for gpu in instance.gpus} | set(reserved.gpus)
+    free = [str(gpu) for gpu in range(count or 0) if str(gpu) not in used]
+    return f"free GPUs are {', '.join(free)}" if free else "use another GPU"
+
+
+def start_after(instances: Sequence[Instance]) -> dict[str, tuple[str, ...]]:
+    """Order the starts on shared GPUs: instance name -> units that must be up before it.
+
+    ``mem_fraction_static`` is a fraction of what is free when the engine starts
+    (``_profile_available_bytes``), so two engines on one GPU must not size their pools together.
+    """
+    order: dict[str, tuple[str, ...]] = {}
+    for position, instance in enumerate(instances):
+        gpus = set(instance.gpus)
+        order[instance.name] = tuple(
+            other.unit for other in instances[:position] if gpus.intersection(other.gpus)
+        )
+    return order
