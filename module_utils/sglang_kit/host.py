@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from .instance import UNKNOWN_PORT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from .instance import Instance
     from .problem import Collector
 
+PORTS = range(1024, 65_536)
 NCCL_OFFSET = 10_000
 """Distance of a planned rendezvous port from the instance's own port."""
 
@@ -31,29 +33,33 @@ def plan_ports(instances: Sequence[Instance], reserved: Reserved, found: Collect
     SGLang binds ``tcp://HOST:nccl_port`` even with one rank; left to itself it picks a random free
     port some 20 s before it binds it (``sglang/srt/entrypoints/engine.py`` 0.5.11), a race.
     """
-    owners: dict[int, str] = {port: "a reserved port of this host" for port in reserved.ports}
+    owners: dict[int, str] = dict.fromkeys(reserved.ports, "a reserved port of this host")
     claims = [(instance, "port", instance.port) for instance in instances]
     claims += [(instance, "nccl_port", instance.nccl_port or UNKNOWN_PORT) for instance in instances]
+    wanted = {port for _, _, port in claims}
     for instance, key, port in claims:
-        if port == UNKNOWN_PORT:
-            continue
         if port in owners:
-            taken = {*owners, *(claimed for _, _, claimed in claims)}
-            free = next(candidate for candidate in range(port + 1, 131_072) if candidate not in taken)
-            remedy = f"{free} is free in this inventory" if free <= 65_535 else "choose a lower one"
-            found.add(instance.name, key, f"{port} is also {owners[port]}", remedy)
-        owners.setdefault(port, f"{key} of {instance.name}")
+            free = _free_port(port + 1, wanted | set(owners))
+            found.add(
+                instance.name, key, f"{port} is also {owners[port]}", f"{free} is free in this inventory"
+            )
+        elif port != UNKNOWN_PORT:
+            owners[port] = f"{key} of {instance.name}"
     return tuple(_with_nccl_port(instance, owners) for instance in instances)
 
 
 def _with_nccl_port(instance: Instance, owners: dict[int, str]) -> Instance:
     if instance.nccl_port is not None:
         return instance
-    above = range(instance.port + NCCL_OFFSET, 65_536)
-    below = range(min(instance.port, 65_536) - 1, 1023, -1)
-    port = next(candidate for candidate in (*above, *below) if candidate not in owners)
+    port = _free_port(instance.port + NCCL_OFFSET, owners)
     owners[port] = f"nccl_port of {instance.name}"
     return replace(instance, nccl_port=port)
+
+
+def _free_port(near: int, taken: Container[int]) -> int:
+    """Find the first free port from ``near`` upwards, then from the lowest unprivileged one."""
+    candidates = chain(range(near, PORTS.stop), PORTS)
+    return next(port for port in candidates if port not in taken)
 
 
 def check_gpus(
