@@ -1,0 +1,131 @@
+"""Which argv and environment does an instance make?
+
+Values come in by meaning (``engine.py`` knows the version's flag for each); a flag of the user's
+``args`` is passed on as it is. Every flag is written in full: argparse would complete a prefix to
+another flag.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .engine_flags import check_flags
+from .problem import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from .engine import EngineFacts
+    from .instance import Argument, Instance
+
+MODULE = "sglang.launch_server"
+LOOPBACK = "127.0.0.1,localhost,::1"
+
+_OWNERS = {
+    "model": "model",
+    "served_model_name": "served_model_name",
+    "host": "host",
+    "port": "port",
+    "nccl_port": "nccl_port",
+    "context_length": "context_length",
+    "running_requests": "concurrency",
+    "tensor_parallel": "gpus",
+    "disable_prefix_cache": "prefix_cache",
+    "algorithm": "strategy.method",
+    "draft_model": "strategy.draft_model",
+    "draft_steps": "strategy.steps",
+    "draft_topk": "strategy.topk",
+    "draft_tokens": "strategy.draft_tokens",
+    "memory_fraction": "memory.fraction",
+    "kv_dtype": "memory.kv_dtype",
+    "state_slots": "memory.state_slots",
+    "state_ratio": "memory.state_ratio",
+    "state_dtype": "memory.state_dtype",
+}
+"""Meaning of a flag -> the key of the instance that says it."""
+
+
+def check_arguments(instance: Instance, facts: EngineFacts) -> list[Problem]:
+    """Judge ``args``: exact names of this version, and none that a key of the instance says."""
+    keys = {facts.flag(meaning): key for meaning, key in _OWNERS.items() if facts.has_flag(meaning)}
+    owned = [
+        Problem(instance.name, f"args.{flag}", f"is said by the key `{key}`", f"move the value to `{key}`")
+        for flag in instance.args
+        if (key := keys.get(f"--{flag}"))
+    ]
+    return [*owned, *check_flags(facts.version, _user_words(instance), where=instance.name)]
+
+
+def engine_argv(
+    *, instance: Instance, facts: EngineFacts, python: str, settings: Mapping[str, Argument]
+) -> tuple[str, ...]:
+    """Build the engine's whole command line.
+
+    ``python`` is the interpreter of the release, ``settings`` the planned values by meaning;
+    the user's ``args`` stand last.
+    """
+    own: dict[str, Argument] = {
+        "model": instance.model,
+        "served_model_name": instance.served_model_name,
+        "host": instance.host,
+        "port": instance.port,
+    }
+    if instance.nccl_port is not None:
+        own["nccl_port"] = instance.nccl_port
+    if instance.tensor_parallel > 1:
+        own["tensor_parallel"] = instance.tensor_parallel
+    words = [python, "-m", MODULE]
+    for meaning, value in {**own, **settings}.items():
+        words += _flag(facts.flag(meaning), value)
+    return (*words, *_user_words(instance))
+
+
+def engine_environment(
+    *,
+    instance: Instance,
+    facts: EngineFacts,
+    release: str,
+    cache_directory: str,
+    library_path: str,
+    cuda_home: str,
+    path: str,
+) -> dict[str, str]:
+    """Build the environment of the unit; the user's ``env`` wins.
+
+    Loopback traffic never goes through a proxy (the engine warms itself up over HTTP), nothing is
+    fetched from a hub, and every kernel cache lies in ``cache_directory``. ``library_path``,
+    ``cuda_home`` may be empty.
+    """
+    environment = {
+        "PATH": f"{release}/bin:{path}",
+        "HOME": "/var/lib/sglang",
+        "XDG_CACHE_HOME": cache_directory,
+        **facts.cache_environment(cache_directory),
+        "HF_HUB_OFFLINE": "1",
+        "NO_PROXY": LOOPBACK,
+        "no_proxy": LOOPBACK,
+        "PYTHONUNBUFFERED": "1",
+        **dict(facts.environment),
+    }
+    if library_path:
+        environment["LD_LIBRARY_PATH"] = library_path
+    if cuda_home:
+        environment["CUDA_HOME"] = cuda_home
+    if instance.gpus:
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(instance.gpus)
+    return {**environment, **instance.env}
+
+
+def _user_words(instance: Instance) -> list[str]:
+    return [word for flag, value in instance.args.items() for word in _flag(f"--{flag}", value)]
+
+
+def _flag(flag: str, value: Argument) -> Iterable[str]:
+    if value is False:
+        return ()
+    if value is True:
+        return (flag,)
+    if isinstance(value, tuple):
+        return (flag, *value)
+    text = str(value)
+    return (f"{flag}={text}",) if text.startswith("-") else (flag, text)

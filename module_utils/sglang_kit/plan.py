@@ -1,0 +1,150 @@
+"""What will stand on this host?
+
+The one function from inventory to plan. A plan holds everything that templates print and that the
+running system is later compared with; nothing is computed after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from . import command, engine, fingerprint, host, unit
+from .instance import Instance, read_instances
+from .problem import Collector, ProblemsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .engine import EngineFacts
+    from .instance import Argument
+
+START_SECONDS = 300
+"""Longest silence of a start before the unit is ended; the launcher extends it while stages move."""
+STOP_SECONDS = 180
+"""Longest drain of running requests, the engine's own 5 to 20 s of shutdown included."""
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """What the roles know about a host; paths are absolute, empty texts stand for "none"."""
+
+    name: str
+    engine_version: str
+    release: str
+    accelerator: str = "none"
+    allow_untested: bool = False
+    gpu_count: int | None = None
+    reserved_gpus: tuple[str, ...] = ()
+    reserved_ports: tuple[int, ...] = ()
+    kit: str = "/opt/sglang/kit"
+    config_directory: str = "/etc/sglang"
+    cache_directory: str = "/var/cache/sglang"
+    cuda_home: str = ""
+    path: str = "/usr/local/bin:/usr/bin:/bin"
+    library_path: str = ""
+
+
+def read_host(raw: Mapping[str, Any]) -> HostSettings:
+    """Read the settings that the roles hand over; unknown keys are ignored, absent ones defaulted."""
+    known = {field.name for field in fields(HostSettings)}
+    values = {key: value for key, value in raw.items() if key in known and value is not None}
+    values["reserved_gpus"] = tuple(str(gpu) for gpu in values.get("reserved_gpus", ()))
+    values["reserved_ports"] = tuple(int(port) for port in values.get("reserved_ports", ()))
+    return HostSettings(**values)
+
+
+def plan_host(*, instances: object, settings: HostSettings) -> list[dict[str, Any]]:
+    """Plan every instance of a host, as plain JSON-like values in the order of the inventory.
+
+    Raises ``ProblemsError`` with every fault of every instance.
+    """
+    found = Collector()
+    try:
+        facts = engine.facts(settings.engine_version, allow_untested=settings.allow_untested)
+    except ProblemsError as unknown:
+        found.problems += unknown.problems
+        facts = engine.facts(engine.SUPPORTED[-1])
+    reserved = host.Reserved(settings.reserved_gpus, settings.reserved_ports)
+    wanted = host.plan_ports(read_instances(instances, found), reserved, found)
+    host.check_gpus(wanted, count=settings.gpu_count, reserved=reserved, found=found)
+    for instance in wanted:
+        _check_accelerator(instance, settings, found)
+        found.problems += command.check_arguments(instance, facts)
+    found.check()
+    after = host.start_after(wanted)
+    return [_plan(instance, facts, settings, after[instance.name]) for instance in wanted]
+
+
+def _check_accelerator(instance: Instance, settings: HostSettings, found: Collector) -> None:
+    if settings.accelerator == "none" and instance.gpus:
+        found.add(instance.name, "gpus", "this host has no GPU", "write `gpus: []` to serve on the CPU")
+    if settings.accelerator == "nvidia" and not instance.gpus:
+        found.add(instance.name, "gpus", "is empty on a GPU host", "name the GPUs, as in `gpus: [0]`")
+
+
+def _plan(
+    instance: Instance, facts: EngineFacts, settings: HostSettings, after: tuple[str, ...]
+) -> dict[str, Any]:
+    argv = command.engine_argv(
+        instance=instance,
+        facts=facts,
+        python=f"{settings.release}/bin/python",
+        settings=_settings(instance, settings),
+    )
+    environment = command.engine_environment(
+        instance=instance,
+        facts=facts,
+        release=settings.release,
+        cache_directory=settings.cache_directory,
+        cuda_home=settings.cuda_home,
+        path=settings.path,
+        library_path=settings.library_path,
+    )
+    limits = {"start_seconds": START_SECONDS, "stop_seconds": STOP_SECONDS}
+    mark = fingerprint.fingerprint(argv=argv, environment=environment, limits=limits)
+    environment[fingerprint.VARIABLE] = mark
+    plan_file = f"{settings.config_directory}/{instance.name}.plan.json"
+    launcher = ("/usr/bin/python3", "-IB", settings.kit, "launch", plan_file, "--", *argv)
+    return {
+        "name": instance.name,
+        "unit": instance.unit,
+        "state": instance.state,
+        "model": instance.model,
+        "served_model_name": instance.served_model_name,
+        "gpus": list(instance.gpus),
+        "host": instance.host,
+        "port": instance.port,
+        "nccl_port": instance.nccl_port,
+        "engine_version": facts.version,
+        "release": settings.release,
+        "context_length": instance.context_length,
+        "concurrency": instance.concurrency,
+        "canary": instance.canary,
+        "accept_overrides": list(instance.accept_overrides),
+        "after": list(after),
+        "argv": list(argv),
+        "environment": environment,
+        "environment_lines": [unit.environment_line(*item) for item in environment.items()],
+        "exec_start": unit.command_line(launcher),
+        "description": unit.value(f"SGLang {instance.name} ({instance.served_model_name})"),
+        "plan_file": plan_file,
+        "fingerprint": mark,
+        **limits,
+    }
+
+
+def _settings(instance: Instance, settings: HostSettings) -> dict[str, Argument]:
+    """Planned values by meaning; what the user left out stays with the engine."""
+    values: dict[str, Argument | None] = {
+        "device": "cpu" if settings.accelerator == "none" else "cuda",
+        "context_length": instance.context_length,
+        "running_requests": instance.concurrency,
+        "disable_prefix_cache": not instance.prefix_cache,
+        "memory_fraction": instance.memory.fraction,
+        "kv_dtype": instance.memory.kv_dtype,
+        "state_slots": instance.memory.state_slots,
+        "state_ratio": instance.memory.state_ratio,
+        "state_dtype": instance.memory.state_dtype,
+    }
+    return {meaning: value for meaning, value in values.items() if value is not None}
