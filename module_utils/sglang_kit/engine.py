@@ -1,0 +1,395 @@
+"""How an SGLang version names, defaults and sizes things: one table, no copy per version.
+
+Every row of ``_HISTORY`` is a fact with the versions at which it took a new value; it holds until the
+next row says otherwise. ``facts`` reads the table for one version. Sources are named as
+``file`` (relative to ``sglang/srt``) of the first version that has the value.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from .problem import Problem, ProblemsError
+
+SUPPORTED = ("0.5.11", "0.5.12.post1", "0.5.15.post1", "0.5.18", "0.5.20", "0.5.23")
+
+STRATEGY_METHODS = ("none", "mtp", "eagle", "eagle3", "dflash", "ddtree", "ngram")
+
+_ALGORITHM_OF_METHOD = {
+    "mtp": "EAGLE",
+    "eagle": "EAGLE",
+    "eagle3": "EAGLE3",
+    "dflash": "DFLASH",
+    "ddtree": "DDTREE",
+    "ngram": "NGRAM",
+}
+
+
+class UnknownVersionError(ProblemsError):
+    """A version that has no row in the table."""
+
+
+@dataclass(frozen=True)
+class CardDefaults:
+    """What SGLang derives from the smallest card of the host, one line of its table.
+
+    ``below_mib`` bounds the card's total memory in MiB; ``prefill_chunk`` is in tokens,
+    ``graph_requests`` the largest decode batch captured with fewer than four tensor-parallel ranks,
+    ``graph_requests_wide`` with four or more.
+    """
+
+    below_mib: int
+    prefill_chunk: int
+    graph_requests: int
+    graph_requests_wide: int
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """Everything the kit knows about one version. Numbers are bytes, tokens or requests as named."""
+
+    version: str
+    basis: str  # the supported version whose row answers (differs from version only where untested)
+
+    # Order and size of the pools
+    draft_weights_before_sizing: bool
+    state_reserve_follows: str  # "requested" or "served" requests
+    state_padding_slots: int  # slots charged besides the usable ones
+    eagle_draft_kv_charged: bool  # a draft model's KV cache is part of the cell
+    dflash_draft_kv: str  # "scaled" from the target's cell, or the draft's "own" geometry
+    conv_window_dedup: bool  # intermediate conv windows overlap instead of repeating
+    requests_bound: str  # what a user's --max-running-requests is clamped to: "estimate" or "half_tokens"
+    requests_at_least_one: bool
+    multimodal_reserve_mib: int
+    swa_pool_checked: bool
+    weights_leave_nothing_error: bool
+    state_pool_error: bool
+    too_small_error: str
+
+    # Hybrid (mamba, linear attention) models
+    auto_state_strategy: str  # "no_buffer", or "overlap": extra_buffer where overlap or paging wants it
+    state_strategies: tuple[str, ...]
+    lazy_with_speculation: bool
+    extra_buffer_needs_prefix_cache: bool
+    no_buffer_turns_overlap_off: bool  # else it must be off already
+    speculation_needs_extra_buffer: bool  # else no_buffer without overlap will do, too
+    skip_decode_lock: bool  # SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK is read
+
+    # Speculative decoding
+    algorithms: tuple[str, ...]
+    overlap_lost_by: tuple[str, ...]
+    overlap_lost_by_topk: bool
+    speculative_requests: int  # --max-running-requests where speculation is on and it is not set
+
+    # Defaults that follow the card
+    card_defaults: tuple[CardDefaults, ...]
+    unknown_card: CardDefaults
+    unknown_card_fraction: float
+    fraction_reserve_mib: tuple[tuple[str, int], ...]  # extra reserve by algorithm, "*" for the others
+    graph_reserve_when_disabled: bool
+    graph_requests_capped: bool  # decode graphs stop at --max-running-requests
+    mla_prefill_graph_tokens: int
+    prefill_graph_capped_by_context: bool
+
+    # Names
+    flags: tuple[tuple[str, str], ...]
+    prefill_graph_off: tuple[str, ...]
+    endpoints: tuple[str, ...]
+    environment: tuple[tuple[str, str], ...]  # variables the version needs, whatever the instance
+    cache_variables: tuple[tuple[str, str], ...]  # variable -> folder below the cache directory
+    stop_signal: int  # how a drained stop ends: by this signal, or 0 for exit status 0
+    python_first: tuple[int, int]
+    python_last: tuple[int, int]  # the newest one for which every dependency has a wheel
+
+    def flag(self, meaning: str) -> str:
+        """Name of the flag that means ``meaning`` in this version.
+
+        Raises ``KeyError`` for a meaning that the version cannot express: callers know their meanings.
+        """
+        return dict(self.flags)[meaning]
+
+    def has_flag(self, meaning: str) -> bool:
+        """Whether this version can express ``meaning``."""
+        return meaning in dict(self.flags)
+
+    def algorithm(self, method: str) -> str | None:
+        """Name the ``--speculative-algorithm`` of a strategy method; None for ``none``.
+
+        Raises ``ProblemsError`` where the version has no such algorithm.
+        """
+        name = _ALGORITHM_OF_METHOD.get(method)
+        if method != "none" and name not in self.algorithms:
+            known = [m for m in STRATEGY_METHODS if _ALGORITHM_OF_METHOD.get(m) in (None, *self.algorithms)]
+            raise ProblemsError(
+                [
+                    Problem(
+                        "",
+                        "strategy.method",
+                        f"SGLang {self.version} has no speculative algorithm for {method!r}",
+                        f"use one of {', '.join(known)}, or an engine that registers {name}",
+                    )
+                ]
+            )
+        return name
+
+    def cache_environment(self, directory: str) -> dict[str, str]:
+        """Variables that put every compiled-kernel cache below ``directory``."""
+        return {
+            variable: f"{directory}/{folder}" if folder else directory
+            for variable, folder in self.cache_variables
+        }
+
+
+_FLAGS: dict[str, tuple[tuple[str, str], ...]] = {
+    "model": (("0.5.11", "--model-path"),),
+    "tokenizer": (("0.5.11", "--tokenizer-path"),),
+    "served_model_name": (("0.5.11", "--served-model-name"),),
+    "trust_remote_code": (("0.5.11", "--trust-remote-code"),),
+    "load_format": (("0.5.11", "--load-format"),),
+    "host": (("0.5.11", "--host"),),
+    "port": (("0.5.11", "--port"),),
+    "nccl_port": (("0.5.11", "--nccl-port"),),
+    "device": (("0.5.11", "--device"),),
+    "tensor_parallel": (("0.5.11", "--tp-size"),),
+    "data_parallel": (("0.5.11", "--dp-size"),),
+    "attention_data_parallel": (("0.5.23", "--attn-dp-size"),),
+    "enable_attention_data_parallel": (("0.5.11", "--enable-dp-attention"),),
+    "pipeline_parallel": (("0.5.11", "--pp-size"),),
+    "context_length": (("0.5.11", "--context-length"),),
+    "memory_fraction": (("0.5.11", "--mem-fraction-static"),),
+    "running_requests": (("0.5.11", "--max-running-requests"),),
+    "total_tokens": (("0.5.11", "--max-total-tokens"),),
+    "kv_dtype": (("0.5.11", "--kv-cache-dtype"),),
+    "page_size": (("0.5.11", "--page-size"),),
+    "prefill_chunk": (("0.5.11", "--chunked-prefill-size"),),
+    "prefill_tokens": (("0.5.11", "--max-prefill-tokens"),),
+    "mixed_chunk": (("0.5.11", "--enable-mixed-chunk"),),
+    "attention_backend": (("0.5.11", "--attention-backend"),),
+    "disable_prefix_cache": (("0.5.11", "--disable-radix-cache"),),
+    "disable_overlap": (("0.5.11", "--disable-overlap-schedule"),),
+    "disable_graphs": (("0.5.11", "--disable-cuda-graph"),),
+    "graph_max_bs_decode": (
+        ("0.5.11", "--cuda-graph-max-bs"),
+        ("0.5.15.post1", "--cuda-graph-max-bs-decode"),
+    ),
+    "swa_ratio": (("0.5.11", "--swa-full-tokens-ratio"),),
+    "mamba_strategy": (
+        ("0.5.11", "--mamba-scheduler-strategy"),
+        ("0.5.15.post1", "--mamba-radix-cache-strategy"),
+    ),
+    "state_slots": (("0.5.11", "--max-mamba-cache-size"),),
+    "state_ratio": (("0.5.11", "--mamba-full-memory-ratio"),),
+    "state_dtype": (("0.5.11", "--mamba-ssm-dtype"),),
+    "track_interval": (("0.5.11", "--mamba-track-interval"),),
+    "algorithm": (("0.5.11", "--speculative-algorithm"),),
+    "draft_model": (("0.5.11", "--speculative-draft-model-path"),),
+    "draft_steps": (("0.5.11", "--speculative-num-steps"),),
+    "draft_topk": (("0.5.11", "--speculative-eagle-topk"),),
+    "draft_tokens": (("0.5.11", "--speculative-num-draft-tokens"),),
+    "draft_window": (
+        ("0.5.11", "--speculative-dflash-draft-window-size"),
+        ("0.5.12.post1", "--speculative-draft-window-size"),
+    ),
+    "draft_kv_dtype": (("0.5.18", "--speculative-draft-kv-cache-dtype"),),
+    "enable_metrics": (("0.5.11", "--enable-metrics"),),
+    "api_key": (("0.5.11", "--api-key"),),
+    "admin_api_key": (("0.5.11", "--admin-api-key"),),
+    "log_level": (("0.5.11", "--log-level"),),
+}
+
+_UNBOUNDED_MIB = 1 << 62
+
+# server_args.py:_handle_gpu_memory_settings; arg_groups/memory_hook.py since 0.5.20.
+_CARDS = (
+    CardDefaults(20 * 1024, 2048, 8, 8),
+    CardDefaults(35 * 1024, 2048, 24, 80),
+    CardDefaults(60 * 1024, 4096, 32, 160),
+    CardDefaults(160 * 1024, 8192, 256, 512),
+    CardDefaults(_UNBOUNDED_MIB, 16384, 512, 512),
+)
+_CARDS_0520 = (_CARDS[0], CardDefaults(35 * 1024, 4096, 48, 160), *_CARDS[2:])
+
+_ENDPOINTS = (
+    "/health",
+    "/health_generate",
+    "/ping",
+    "/v1/models",
+    "/model_info",
+    "/server_info",
+    "/v1/loads",
+    "/metrics",
+)
+
+# Third-party caches follow SGLANG_CACHE_DIR by themselves since 0.5.18 (environ.py:
+# redirect_third_party_caches); before, every library has its own variable.
+_CACHES = (
+    ("SGLANG_CACHE_DIR", "sglang"),
+    ("SGLANG_DG_CACHE_DIR", "deep_gemm"),
+    ("TRITON_CACHE_DIR", "triton"),
+    ("TORCHINDUCTOR_CACHE_DIR", "inductor"),
+    ("CUDA_CACHE_PATH", "nv"),
+    ("FLASHINFER_WORKSPACE_BASE", ""),
+)
+
+# A crash otherwise waits up to 65 s for py-spy and a CUDA core dump, holding the GPU's memory.
+_NO_DUMPS = (("SGLANG_CUDA_COREDUMP_BEFORE_CRASH", "0"), ("SGLANG_PYSPY_DUMP_BEFORE_CRASH", "0"))
+
+_ASSERTION = "AssertionError: max_running_request is zero"
+_TOO_SMALL = (
+    "RuntimeError: Hybrid (mamba/linear-attention) state cache is too small to serve any requests. "
+    "max_mamba_cache_size={slots}, mamba_ratio={ratio}, resulting max_num_reqs={requests}. "
+    "Try: (1) reduce --max-running-requests, (2) increase --mem-fraction-static, or "
+    "(3) use GPUs with more memory."
+)
+
+_ALGORITHMS = ("DFLASH", "EAGLE", "EAGLE3", "STANDALONE", "NGRAM")
+_STATE_STRATEGIES = ("auto", "no_buffer", "extra_buffer")
+
+_HISTORY: dict[str, tuple[tuple[str, Any], ...]] = {
+    # managers/scheduler.py: the draft worker is built before the pools since 0.5.15.
+    "draft_weights_before_sizing": (("0.5.11", False), ("0.5.15.post1", True)),
+    # model_executor/model_runner_kv_cache_mixin.py:handle_max_mamba_cache
+    "state_reserve_follows": (("0.5.11", "requested"), ("0.5.15.post1", "served")),
+    # mem_cache/kv_cache_configurator.py:_handle_max_mamba_cache
+    "state_padding_slots": (("0.5.11", 0), ("0.5.18", 1)),
+    # model_executor/pool_configurator.py:DefaultPoolConfigurator
+    "eagle_draft_kv_charged": (("0.5.11", False), ("0.5.15.post1", True)),
+    "dflash_draft_kv": (("0.5.11", "scaled"), ("0.5.18", "own")),
+    # mem_cache/memory_pool.py:conv_window_dedup_enabled
+    "conv_window_dedup": (("0.5.11", False), ("0.5.15.post1", True)),
+    # _resolve_max_num_reqs
+    "requests_bound": (("0.5.11", "estimate"), ("0.5.15.post1", "half_tokens")),
+    "requests_at_least_one": (("0.5.11", False), ("0.5.23", True)),
+    # mem_cache/kv_cache_configurator.py:mm_runtime_reservation_gb (SGLANG_VLM_CACHE_SIZE_MB)
+    "multimodal_reserve_mib": (("0.5.11", 0), ("0.5.18", 100)),
+    # model_executor/pool_configurator.py:validate_swa_pool_size
+    "swa_pool_checked": (("0.5.11", False), ("0.5.20", True)),
+    # _profile_available_bytes, handle_max_mamba_cache
+    "weights_leave_nothing_error": (("0.5.11", False), ("0.5.15.post1", True)),
+    "state_pool_error": (("0.5.11", False), ("0.5.15.post1", True)),
+    # managers/tp_worker.py; _resolve_max_num_reqs
+    "too_small_error": (("0.5.11", _ASSERTION), ("0.5.15.post1", _TOO_SMALL)),
+    # server_args.py:_handle_mamba_radix_cache; arg_groups/overrides.py:_mamba_radix_cache_resolution
+    "auto_state_strategy": (("0.5.11", "no_buffer"), ("0.5.15.post1", "overlap")),
+    "state_strategies": (
+        ("0.5.11", _STATE_STRATEGIES),
+        ("0.5.15.post1", (*_STATE_STRATEGIES, "extra_buffer_lazy")),
+    ),
+    "lazy_with_speculation": (("0.5.11", False), ("0.5.18", True)),
+    "extra_buffer_needs_prefix_cache": (("0.5.11", True), ("0.5.15.post1", False)),
+    "no_buffer_turns_overlap_off": (("0.5.11", True), ("0.5.15.post1", False)),
+    "speculation_needs_extra_buffer": (("0.5.11", True), ("0.5.15.post1", False)),
+    "skip_decode_lock": (("0.5.11", False), ("0.5.18", True)),
+    # speculative/spec_info.py:SpeculativeAlgorithm
+    "algorithms": (
+        ("0.5.11", _ALGORITHMS),
+        ("0.5.12.post1", (*_ALGORITHMS, "FROZEN_KV_MTP")),
+        ("0.5.18", (*_ALGORITHMS, "FROZEN_KV_MTP", "DSPARK")),
+        ("0.5.20", (*_ALGORITHMS, "FROZEN_KV_MTP", "DSPARK", "UNO")),
+    ),
+    # server_args.py:_handle_speculative_decoding (the synchronous first worker generation)
+    "overlap_lost_by": (
+        ("0.5.11", ("DFLASH", "NGRAM")),
+        ("0.5.12.post1", ("DFLASH", "NGRAM", "FROZEN_KV_MTP")),
+        ("0.5.15.post1", ()),
+    ),
+    "overlap_lost_by_topk": (("0.5.11", True), ("0.5.15.post1", False)),
+    "speculative_requests": (("0.5.11", 48),),
+    # server_args.py:_handle_gpu_memory_settings, later arg_groups/memory_hook.py
+    "card_defaults": (("0.5.11", _CARDS), ("0.5.20", _CARDS_0520)),
+    "unknown_card": (("0.5.11", CardDefaults(_UNBOUNDED_MIB, 4096, 160, 160)),),
+    "unknown_card_fraction": (("0.5.11", 0.88), ("0.5.20", 0.95)),
+    "fraction_reserve_mib": (
+        ("0.5.11", (("STANDALONE", 6144), ("NGRAM", 0), ("*", 4096))),
+        ("0.5.15.post1", (("*", 0),)),
+    ),
+    "graph_reserve_when_disabled": (("0.5.11", True), ("0.5.15.post1", False)),
+    "graph_requests_capped": (("0.5.11", False), ("0.5.23", True)),
+    "mla_prefill_graph_tokens": (("0.5.11", 2048), ("0.5.23", 8192)),
+    "prefill_graph_capped_by_context": (("0.5.11", False), ("0.5.15.post1", True), ("0.5.18", False)),
+    "prefill_graph_off": (
+        ("0.5.11", ("--disable-piecewise-cuda-graph",)),
+        ("0.5.15.post1", ("--cuda-graph-backend-prefill", "disabled")),
+    ),
+    # entrypoints/http_server.py
+    "endpoints": (
+        ("0.5.11", (*_ENDPOINTS, "/get_load")),
+        ("0.5.20", (*_ENDPOINTS, "/get_load", "/ready")),
+        ("0.5.23", (*_ENDPOINTS, "/ready")),
+    ),
+    # environ.py
+    "environment": (("0.5.11", (("SGLANG_ENABLE_SPEC_V2", "1"),)), ("0.5.15.post1", _NO_DUMPS)),
+    "cache_variables": (("0.5.11", _CACHES), ("0.5.18", (("SGLANG_CACHE_DIR", "sglang"),))),
+    # managers/tokenizer_manager.py:sigterm_watchdog
+    "stop_signal": (("0.5.11", 9), ("0.5.20", 0)),
+    # The wheels' Requires-Python; outlines 0.1.11 pins an outlines-core without wheels for Python 3.13.
+    "python_first": (("0.5.11", (3, 10)), ("0.5.23", (3, 11))),
+    "python_last": (("0.5.11", (3, 12)),),
+}
+
+_VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})(?:\.post(\d{1,6}))?")
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Read a released version as a sortable tuple, ``.postN`` last.
+
+    Raises ``UnknownVersionError`` for anything but ``X.Y.Z`` or ``X.Y.Z.postN``.
+    """
+    match = _VERSION.fullmatch(version)
+    if match is None:
+        raise _unknown(version)
+    return tuple(int(part or 0) for part in match.groups())
+
+
+@lru_cache(maxsize=64)
+def facts(
+    version: str, *, allow_untested: bool = False, extra_algorithms: tuple[str, ...] = ()
+) -> EngineFacts:
+    """Facts of ``version``.
+
+    ``allow_untested`` answers for another release with the newest supported one that is not after it
+    (the oldest where there is none). ``extra_algorithms`` are the speculative algorithms which a probe
+    of the installed engine found besides the released ones (forks and plugins register more).
+    Raises ``UnknownVersionError`` with the supported versions.
+    """
+    basis = version if version in SUPPORTED else _nearest(version, allow_untested=allow_untested)
+    values = {name: _at(history, basis) for name, history in _HISTORY.items()}
+    values["algorithms"] += tuple(name for name in extra_algorithms if name not in values["algorithms"])
+    flags = ((meaning, _at(history, basis)) for meaning, history in _FLAGS.items())
+    return EngineFacts(
+        version=version,
+        basis=basis,
+        flags=tuple((meaning, flag) for meaning, flag in flags if flag is not None),
+        **values,
+    )
+
+
+def _at(history: tuple[tuple[str, Any], ...], version: str) -> Any:  # noqa: ANN401 - rows differ in type
+    """Find the newest value of a row that is not after ``version``; None before the first."""
+    position = SUPPORTED.index(version)
+    return next((value for first, value in reversed(history) if SUPPORTED.index(first) <= position), None)
+
+
+def _nearest(version: str, *, allow_untested: bool) -> str:
+    if not allow_untested:
+        raise _unknown(version)
+    key = version_key(version)
+    return max(
+        (known for known in SUPPORTED if version_key(known) <= key), key=version_key, default=SUPPORTED[0]
+    )
+
+
+def _unknown(version: str) -> UnknownVersionError:
+    return UnknownVersionError(
+        [
+            Problem(
+                "",
+                "engine_version",
+                f"SGLang {version!r} is not a version this was tested with",
+                f"use one of {', '.join(SUPPORTED)}",
+            )
+        ]
+    )
