@@ -11,10 +11,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from scripts import flags as generator
 from sglang_kit.engine import SUPPORTED
 from sglang_kit.engine_flags import check_flags, known_flags
+
+from scripts import flags as generator
 
 VENVS = os.environ.get("SGLANG_TEST_VENVS")
 INSTALLED = [v for v in SUPPORTED if VENVS and (Path(VENVS) / v / "bin" / "python").exists()]
