@@ -39,6 +39,7 @@ class HostSettings:
     reserved_ports: tuple[int, ...] = ()
     kit: str = "/opt/sglang/kit"
     config_directory: str = "/etc/sglang"
+    unit_directory: str = "/etc/systemd/system"
     cache_directory: str = "/var/cache/sglang"
     cuda_home: str = ""
     path: str = "/usr/local/bin:/usr/bin:/bin"
@@ -104,8 +105,8 @@ def _plan(
     limits = {"start_seconds": START_SECONDS, "stop_seconds": STOP_SECONDS}
     mark = fingerprint.fingerprint(argv=argv, environment=environment, limits=limits)
     environment[fingerprint.VARIABLE] = mark
-    plan_file = f"{settings.config_directory}/{instance.name}.plan.json"
-    launcher = ("/usr/bin/python3", "-IB", settings.kit, "launch", plan_file, "--", *argv)
+    place = f"{settings.config_directory}/{instance.name}"
+    launcher = ("/usr/bin/python3", "-IB", settings.kit, "launch", f"{place}.plan.json", "--", *argv)
     return {
         "name": instance.name,
         "unit": instance.unit,
@@ -128,7 +129,9 @@ def _plan(
         "environment_lines": [unit.environment_line(*item) for item in environment.items()],
         "exec_start": unit.command_line(launcher),
         "description": unit.value(f"SGLang {instance.name} ({instance.served_model_name})"),
-        "plan_file": plan_file,
+        "plan_file": f"{place}.plan.json",
+        "environment_file": f"{place}.env",
+        "unit_file": f"{settings.unit_directory}/{instance.unit}",
         "fingerprint": mark,
         **limits,
     }

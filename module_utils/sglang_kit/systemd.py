@@ -1,0 +1,103 @@
+"""What does systemd say, and how is it told? The kit's only door to systemctl and journalctl."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .fingerprint import VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+_UNIT = re.compile(r"/(?:sglang-[^/]+\.service|sglang\.target)$")
+
+
+def unit_names(paths: Iterable[str]) -> list[str]:
+    """Names of the units among file paths."""
+    return [path.rsplit("/", 1)[1] for path in paths if _UNIT.search(path)]
+
+
+def verify(files: Mapping[str, str]) -> list[str]:
+    """Let systemd judge unit texts (path -> text) before they are installed; return its complaints.
+
+    The units are judged in a directory of their own, together, so that they may name each other.
+    """
+    units = {path.rsplit("/", 1)[1]: text for path, text in files.items() if _UNIT.search(path)}
+    if not units:
+        return []
+    with tempfile.TemporaryDirectory(prefix="sglang-verify-") as directory:
+        places = []
+        for name, text in units.items():
+            place = Path(directory, name)
+            place.write_text(text, encoding="utf-8")
+            places.append(str(place))
+        outcome = subprocess.run(
+            ["systemd-analyze", "verify", "--man=no", *places],
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
+        )
+    lines = [line.replace(f"{directory}/", "") for line in outcome.stdout.splitlines()]
+    complaints = [line for line in lines if any(line.startswith(name) for name in units)]
+    if outcome.returncode and not complaints:
+        return lines or [f"systemd-analyze verify ended with status {outcome.returncode}"]
+    return complaints
+
+
+def reload() -> None:
+    """Make systemd read the unit files again; what runs is not touched."""
+    _systemctl("daemon-reload")
+
+
+def enable(units: Sequence[str]) -> None:
+    """Start these units at boot."""
+    if units:
+        _systemctl("enable", "--quiet", *units)
+
+
+def stop_and_disable(units: Sequence[str]) -> None:
+    """Stop units (waiting for their drain) and forget them at boot."""
+    if units:
+        _systemctl("disable", "--now", "--quiet", *units)
+
+
+def not_enabled(units: Sequence[str]) -> list[str]:
+    """Find the units that do not start at boot yet; a unit without a file is one of them."""
+    states = show(units, ("UnitFileState",))
+    return [unit for unit in units if states[unit]["UnitFileState"] != "enabled"]
+
+
+def show(units: Sequence[str], properties: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Read properties of several units in one call: unit -> property -> text; unknown units answer too."""
+    if not units:
+        return {}
+    text = _systemctl("show", f"--property={','.join(properties)}", *units)
+    blocks = text.rstrip("\n").split("\n\n")
+    return {unit: _properties(block) for unit, block in zip(units, blocks)}
+
+
+def _properties(block: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+
+
+def running_fingerprint(pid: int) -> str | None:
+    """Fingerprint in the environment of a running process; None without one."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    prefix = f"{VARIABLE}=".encode()
+    marks = [entry[len(prefix) :] for entry in environment.split(b"\0") if entry.startswith(prefix)]
+    return os.fsdecode(marks[0]) if marks else None
+
+
+def _systemctl(*words: str) -> str:
+    """Run systemctl; raise ``CalledProcessError`` with its words."""
+    return subprocess.run(["systemctl", *words], check=True, capture_output=True, encoding="utf-8").stdout
