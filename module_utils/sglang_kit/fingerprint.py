@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,6 +38,25 @@ class Action:
     action: str
     """``none``, ``start``, ``restart`` or ``stop``."""
     reason: str
+
+
+def actions(plans: Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Decide for every planned instance; ``observed`` is what ``sglang_service_info`` returned by name.
+
+    Absent instances are not among them: their units are stopped and removed with their files.
+    """
+    decided = []
+    for plan in (plan for plan in plans if plan["state"] != "absent"):
+        seen = observed.get(plan["name"], {})
+        action = decide(
+            name=plan["name"],
+            wanted_state=plan["state"],
+            wanted=plan["fingerprint"],
+            running=seen.get("fingerprint"),
+            active=seen.get("active", "inactive"),
+        )
+        decided.append(asdict(action))
+    return decided
 
 
 def decide(*, name: str, wanted_state: str, wanted: str, running: str | None, active: str) -> Action:

@@ -1,0 +1,49 @@
+"""The only filter file: each filter hands its input to one function of ``sglang_kit``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# Ansible's importer does not look into module_utils for filters.
+_KIT = str(Path(__file__).resolve().parent.parent / "module_utils")
+if _KIT not in sys.path:
+    sys.path.insert(0, _KIT)
+
+from ansible.errors import AnsibleTemplatePluginError  # noqa: E402 - after the path above
+from sglang_kit import fingerprint, plan, report  # noqa: E402
+from sglang_kit.problem import ProblemsError  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+def sglang_plan(instances: object, host: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Plan the instances of one host."""
+    try:
+        return plan.plan_host(instances=instances, settings=plan.read_host(host))
+    except ProblemsError as error:
+        raise AnsibleTemplatePluginError(str(error), obj=instances) from error
+
+
+def sglang_actions(plans: list[dict[str, Any]], observed: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Say what must be started, restarted or stopped."""
+    return fingerprint.actions(plans, observed)
+
+
+def sglang_report(plans: list[dict[str, Any]], verdicts: Mapping[str, Any] | None = None) -> list[str]:
+    """Lines of a table for people: the plan alone, or the plan beside what runs."""
+    return report.lines(plans, verdicts)
+
+
+class FilterModule:
+    """Ansible's entry point."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """Name the filters."""
+        return {
+            "sglang_actions": sglang_actions,
+            "sglang_plan": sglang_plan,
+            "sglang_report": sglang_report,
+        }
