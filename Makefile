@@ -1,0 +1,67 @@
+# Two commands on a fresh Debian or Ubuntu machine: `make demo` and `make test`.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
+
+PACKAGES := python3-venv mmdebstrap systemd-container openssh-client iproute2 ca-certificates
+SOURCES := module_utils library filter_plugins sandbox scripts tests benchmarks
+
+.PHONY: help
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: setup ## Boot a local host, deploy a real SGLang server to it and show what serves
+	$(BIN)/python -m sandbox up sandbox1 --ssh-port 2201
+	$(BIN)/ansible-playbook deploy.yml -l sandbox
+
+.PHONY: test
+test: setup lint unit integration molecule ## Run all tests (what CI runs)
+
+.PHONY: unit
+unit: setup ## Test the kit, the filters and the modules; full branch coverage of the kit
+	$(BIN)/coverage run -m pytest tests/unit
+	$(BIN)/coverage report
+
+.PHONY: integration
+integration: setup ## Test the sandbox and what only a real systemd can say
+	$(BIN)/python -m pytest tests/integration
+
+.PHONY: molecule
+molecule: setup ## Deploy to real systemd hosts, with a replayed and with the real engine
+	$(BIN)/molecule test --scenario-name default
+	$(BIN)/molecule test --scenario-name real_engine
+
+.PHONY: lint
+lint: setup ## Check style, types, playbooks and roles
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(SOURCES)
+	$(BIN)/ansible-lint
+
+.PHONY: setup
+setup: $(VENV)/.complete ## Install what this machine needs (packages, virtual environment)
+
+$(VENV)/.complete: requirements/dev.txt
+	scripts/packages $(PACKAGES)
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
+	touch $@
+
+.PHONY: lock
+lock: ## Lock the controller's and the developers' packages again (needs uv)
+	for name in controller dev; do \
+	  uv pip compile pyproject.toml $$([ $$name = dev ] && echo --group dev) --universal --upgrade \
+	    --fork-strategy requires-python --generate-hashes --no-emit-index-url --no-annotate --quiet \
+	    --custom-compile-command 'make lock' --output-file requirements/$$name.txt; \
+	done
+
+.PHONY: clean
+clean: ## Stop and remove this checkout's sandbox, and only it
+	$(PYTHON) -m sandbox clean
