@@ -42,8 +42,12 @@ molecule: setup ## Deploy to real systemd hosts, with a replayed and with the re
 lint: setup ## Check style, types, playbooks and roles
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy $(SOURCES)
+	$(MAKE) types
 	$(BIN)/ansible-lint
+
+.PHONY: types
+types: setup ## Check the types
+	$(BIN)/mypy $(SOURCES)
 
 .PHONY: setup
 setup: $(VENV)/.complete ## Install what this machine needs (packages, virtual environment)
