@@ -1,19 +1,20 @@
 """Is this instance definition sound, and what did the user leave to us?
 
 A definition is one item of ``sglang_service_instances``. Every key is read by the table ``KEYS`` (and
-``STRATEGY_KEYS``, ``MEMORY_KEYS`` below it); a value that the user left out is ``None`` or the
-default named there. All faults of all instances are reported at once.
+``STRATEGY_KEYS``, ``MEMORY_KEYS`` below it), every item of ``args`` and ``env`` by ``MAPS``; a value that
+the user left out is ``None`` or the default named there. All faults of all instances are reported at once.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Union
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from typing_extensions import TypeGuard
 
@@ -23,7 +24,9 @@ METHODS = ("none", "mtp", "eagle", "eagle3", "dflash", "ddtree", "ngram")
 DRAFT_METHODS = ("eagle", "eagle3", "dflash", "ddtree")
 STATES = ("started", "stopped", "absent")
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9])?")
-ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_UNWRITABLE = re.compile(r"[\x00\ud800-\udfff]")
+"""What no argument or variable can hold: NUL and halves of surrogate pairs."""
+_NOT_ONE_LINE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 Argument = Union[bool, int, float, str, "tuple[str, ...]"]
 
@@ -93,14 +96,25 @@ class _Bad(Exception):  # noqa: N818 - never leaves this module
         self.message, self.remedy = message, remedy
 
 
+@contextmanager
+def _noting(where: str, key: str, found: Collector) -> Iterator[None]:
+    """Make a problem of a bad value, and go on."""
+    try:
+        yield
+    except _Bad as bad:
+        found.add(where, key, bad.message, bad.remedy)
+
+
 _Reader = Callable[[object], Any]
 
 
 def _text(value: object) -> str:
+    if isinstance(value, (int, float)):
+        raise _Bad(f"{value!r} is not a text", "quote it")
     if not isinstance(value, str) or not value.strip():
         raise _Bad(f"{value!r} is not a non-empty text")
-    if "\n" in value or "\0" in value:
-        raise _Bad(f"{value!r} spans several lines")
+    if _NOT_ONE_LINE.search(value):
+        raise _Bad(f"{value!r} holds a line end or another control character")
     return str(value)
 
 
@@ -116,10 +130,10 @@ def _name(value: object) -> str:
 
 
 def _path(value: object) -> str:
-    text = _text(value)
+    text = _text(value).rstrip("/")
     if not text.startswith("/"):
-        raise _Bad(f"{text!r} is not an absolute path on the host", f"write /srv/models/{text}")
-    return text.rstrip("/") or "/"
+        raise _Bad(f"{value!r} is not an absolute path below /", f"write /srv/models/{text or 'NAME'}")
+    return text
 
 
 def _integer(low: int, high: int) -> _Reader:
@@ -135,15 +149,15 @@ def _integer(low: int, high: int) -> _Reader:
     return read
 
 
-def _number(low: float, high: float) -> _Reader:
-    """Accept a number strictly between low and high."""
+def _number(low: float, high: float, *, or_low: bool = False) -> _Reader:
+    """Accept a number strictly between low and high, or low itself too."""
 
     def read(value: object) -> float:
         if isinstance(value, str) and re.fullmatch(r"[0-9]+(\.[0-9]+)?", value):
             value = float(value)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise _Bad(f"{value!r} is not a number")
-        if not low < value < high:
+            raise _Bad(f"{value!r} is not a number between {low:g} and {high:g}")
+        if not (low < value < high or (or_low and value == low)):
             raise _Bad(f"{value} is not between {low:g} and {high:g}")
         return float(value)
 
@@ -170,7 +184,7 @@ def _gpus(value: object) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
         raise _Bad(f"{value!r} is not a list of GPU indices or UUIDs", f"write [{value}]")
     gpus = tuple(str(gpu) for gpu in value)
-    bad = [gpu for gpu in gpus if not re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[0-9A-Za-z/-]+", gpu)]
+    bad = [gpu for gpu in gpus if not re.fullmatch(r"0|[1-9][0-9]{0,2}|(GPU|MIG)-[0-9A-Za-z/-]+", gpu)]
     if bad:
         raise _Bad(f"{', '.join(bad)}: neither a GPU index nor a GPU or MIG UUID")
     if len(set(gpus)) < len(gpus):
@@ -184,33 +198,34 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(_text(item) for item in value)
 
 
-def _arguments(value: object) -> dict[str, Argument]:
-    """Engine flags: exact name without dashes -> value; true is a bare flag, a list several values."""
-    if not isinstance(value, dict):
-        raise _Bad(f"{value!r} is not a mapping of flag to value", "write `disable-cuda-graph: true`")
-    arguments: dict[str, Argument] = {}
-    for flag, given in value.items():
-        if not isinstance(flag, str) or not re.fullmatch(r"[a-z0-9][a-z0-9-]*", flag):
-            plain = str(flag).lstrip("-").replace("_", "-").lower()
-            raise _Bad(f"{flag!r} is not a flag name without its leading dashes", f"write {plain!r}")
-        if isinstance(given, (list, tuple)):
-            arguments[flag] = tuple(str(item) for item in given)
-        elif isinstance(given, (bool, int, float, str)):
-            arguments[flag] = given
-        else:
-            raise _Bad(f"{flag}: {given!r} is neither a scalar nor a list", "write JSON values as a text")
-    return arguments
+def _argument(flag: object, value: object) -> Argument:
+    """Engine flag: exact name without dashes and its value; true is a bare flag, a list several values."""
+    if not isinstance(flag, str) or not re.fullmatch(r"[a-z0-9][a-z0-9-]*", flag):
+        plain = re.sub(r"[^a-z0-9]+", "-", str(flag).lower()).strip("-")
+        raise _Bad("is not a flag's name without its leading dashes", f"write {plain!r}" if plain else "")
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, (list, tuple)):
+        return _scalar(value)
+    values = tuple(str(_scalar(item)) for item in value)
+    flags = [item for item in values if item.startswith("--")]
+    if flags:
+        raise _Bad(f"{', '.join(flags)} would be read as a flag", "give each flag a key of its own")
+    return values
 
 
-def _environment(value: object) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise _Bad(f"{value!r} is not a mapping of variable to text")
-    for name, given in value.items():
-        if not isinstance(name, str) or not ENVIRONMENT_NAME.fullmatch(name):
-            raise _Bad(f"{name!r} cannot name an environment variable")
-        if isinstance(given, bool) or not isinstance(given, (str, int, float)):
-            raise _Bad(f"{name}: {given!r} is not a text", "quote it")
-    return {str(name): str(given) for name, given in value.items()}
+def _variable(name: object, value: object) -> str:
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise _Bad("cannot name an environment variable: letters, digits and '_' inside, no digit first")
+    return str(_scalar(value))
+
+
+def _scalar(value: object) -> float | str:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise _Bad(f"{value!r} is neither a text nor a number", "write it as a quoted text")
+    if isinstance(value, str) and _UNWRITABLE.search(value):
+        raise _Bad(f"{value!r} holds a character that no program can be given")
+    return value
 
 
 _PORT = _integer(1024, 65535)
@@ -227,8 +242,6 @@ KEYS: dict[str, _Reader] = {
     "context_length": _integer(8, 100_000_000),
     "concurrency": _COUNT,
     "prefix_cache": _boolean,
-    "args": _arguments,
-    "env": _environment,
     "shared": _boolean,
     "accept_overrides": _texts,
     "state": _one_of(STATES),
@@ -247,8 +260,9 @@ MEMORY_KEYS: dict[str, _Reader] = {
     "state_slots": _COUNT,
     "state_ratio": _number(0.0, 1000.0),
     "state_dtype": _one_of(("float32", "bfloat16", "float16")),
-    "headroom_gib": _number(-1e-9, 10_000.0),
+    "headroom_gib": _number(0.0, 10_000.0, or_low=True),
 }
+MAPS: dict[str, Callable[[object, object], Any]] = {"args": _argument, "env": _variable}
 GROUPS = {"strategy": (STRATEGY_KEYS, Strategy), "memory": (MEMORY_KEYS, MemoryPins)}
 REQUIRED = {
     "name": "name it as its unit shall be called after 'sglang-'",
@@ -283,10 +297,15 @@ def read_instances(raw: object, found: Collector) -> tuple[Instance, ...]:
 def _read_instance(raw: Mapping[Any, object], position: int, found: Collector) -> Instance:
     given_name = raw.get("name")
     where = str(given_name) if isinstance(given_name, str) and given_name else f"instance {position}"
-    values = _read_keys(raw, KEYS, where, "", found, groups=tuple(GROUPS))
+    before = len(found.problems)
+    values = _read_keys(raw, KEYS, where, "", found, groups=(*MAPS, *GROUPS))
     for key, example in REQUIRED.items():
         if raw.get(key) is None:
             found.add(where, key, "is missing", example)
+    for key, read in MAPS.items():
+        items = raw.get(key)
+        if items is not None and _is_mapping(items, where, key, found):
+            values[key] = _read_items(items, read, where, key, found)
     for group, (keys, build) in GROUPS.items():
         inner = raw.get(group)
         if inner is not None and _is_mapping(inner, where, group, found):
@@ -295,7 +314,8 @@ def _read_instance(raw: Mapping[Any, object], position: int, found: Collector) -
     values = {**fallback, **values}
     values.setdefault("served_model_name", values["model"].rsplit("/", 1)[-1])
     instance = Instance(**values)
-    _check_strategy(instance, found)
+    if not any(problem.key.startswith("strategy") for problem in found.problems[before:]):
+        _check_strategy(instance, found)
     return instance
 
 
@@ -323,11 +343,23 @@ def _read_keys(
             known = (*keys, *groups)
             found.add(where, f"{prefix}{key}", "is not a known key", _nearest(key, known))
             continue
-        try:
+        with _noting(where, f"{prefix}{key}", found):
             values[key] = keys[key](value)
-        except _Bad as bad:
-            found.add(where, f"{prefix}{key}", bad.message, bad.remedy)
     return values
+
+
+def _read_items(
+    raw: Mapping[Any, object],
+    read: Callable[[object, object], Any],
+    where: str,
+    key: str,
+    found: Collector,
+) -> dict[str, Any]:
+    items: dict[str, Any] = {}
+    for name, value in raw.items():
+        with _noting(where, f"{key}.{name}", found):
+            items[str(name)] = read(name, value)
+    return items
 
 
 def _check_strategy(instance: Instance, found: Collector) -> None:
