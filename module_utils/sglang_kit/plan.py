@@ -6,11 +6,12 @@ running system is later compared with; nothing is computed after it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from . import command, engine, fingerprint, host, unit
-from .instance import Instance, read_instances
+from .instance import GPU, Instance, read_instances
 from .problem import Collector, ProblemsError
 
 if TYPE_CHECKING:
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from .engine import EngineFacts
     from .instance import Argument
 
-START_SECONDS = 300
-"""Longest silence of a start before the unit is ended; the launcher extends it while stages move."""
+PORT = re.compile(r"[0-9]{1,5}")
+
+START_SECONDS = 120
+"""The unit's own limit for a start; the launcher extends it as long as it sees no stage stall."""
 STOP_SECONDS = 180
 """Longest drain of running requests, the engine's own 5 to 20 s of shutdown included."""
 
@@ -47,17 +50,39 @@ class HostSettings:
 
 
 def read_host(raw: Mapping[str, Any]) -> HostSettings:
-    """Read the settings that the roles hand over; unknown keys are ignored, absent ones defaulted."""
+    """Read the settings that the roles hand over; unknown keys are ignored, absent ones defaulted.
+
+    Raises ``ProblemsError`` where something reserved cannot be read: it would not be kept off.
+    """
     known = {field.name for field in fields(HostSettings)}
     values = {key: value for key, value in raw.items() if key in known and value is not None}
-    values["reserved_gpus"] = tuple(str(gpu) for gpu in values.get("reserved_gpus", ()))
-    values["reserved_ports"] = tuple(int(port) for port in values.get("reserved_ports", ()))
+    found = Collector()
+    values["reserved_gpus"] = _reserved(values, "reserved_gpus", GPU, "a GPU index or UUID", found)
+    ports = _reserved(values, "reserved_ports", PORT, "a port number", found)
+    found.check()
+    values["reserved_ports"] = tuple(int(port) for port in ports)
     return HostSettings(**values)
+
+
+def _reserved(
+    values: Mapping[str, Any], key: str, form: re.Pattern[str], noun: str, found: Collector
+) -> tuple[str, ...]:
+    """Read a list of the role ``sglang_host``; a scalar would pass its argument specification, too."""
+    given = values.get(key, ())
+    if not isinstance(given, (list, tuple)):
+        found.add("host", f"sglang_host_{key}", f"{given!r} is not a list", f"write [{given}]")
+        return ()
+    items = tuple(str(item) for item in given)
+    for item in items:
+        if not form.fullmatch(item):
+            found.add("host", f"sglang_host_{key}", f"{item!r} is not {noun}")
+    return items
 
 
 def plan_host(*, instances: object, settings: HostSettings) -> list[dict[str, Any]]:
     """Plan every instance of a host, as plain JSON-like values in the order of the inventory.
 
+    An absent instance makes no plan and holds no port and no GPU: it is as if it were not listed.
     Raises ``ProblemsError`` with every fault of every instance.
     """
     found = Collector()
@@ -67,7 +92,8 @@ def plan_host(*, instances: object, settings: HostSettings) -> list[dict[str, An
         found.problems += unknown.problems
         facts = engine.facts(engine.SUPPORTED[-1])
     reserved = host.Reserved(settings.reserved_gpus, settings.reserved_ports)
-    wanted = host.plan_ports(read_instances(instances, found), reserved, found)
+    present = [one for one in read_instances(instances, found) if one.state != "absent"]
+    wanted = host.plan_ports(present, reserved, found)
     host.check_gpus(wanted, count=settings.gpu_count, reserved=reserved, found=found)
     for instance in wanted:
         _check_accelerator(instance, settings, found)
@@ -114,6 +140,7 @@ def _plan(
         "model": instance.model,
         "served_model_name": instance.served_model_name,
         "gpus": list(instance.gpus),
+        "strategy": instance.strategy.method,
         "host": instance.host,
         "port": instance.port,
         "nccl_port": instance.nccl_port,

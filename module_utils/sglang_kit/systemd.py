@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .fingerprint import VARIABLE
+from .journal import of_invocation, parse_record, record_lines
+from .readiness import UNIT_PROPERTIES, UnitState, unit_state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from .journal import Line, Record
 
 _UNIT = re.compile(r"/(?:sglang-[^/]+\.service|sglang\.target)$")
 
@@ -85,6 +89,58 @@ def show(units: Sequence[str], properties: Sequence[str]) -> dict[str, dict[str,
 
 def _properties(block: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+
+
+def unit_states(units: Sequence[str]) -> dict[str, UnitState]:
+    """Read the state of several units in one call."""
+    return {unit: unit_state(properties) for unit, properties in show(units, UNIT_PROPERTIES).items()}
+
+
+class JournalReader:
+    """Reads what is new in the journal of one invocation of a unit, and nothing older."""
+
+    def __init__(self, unit: str, state: UnitState) -> None:
+        """``state`` names the invocation and when its main process started."""
+        self._unit = unit
+        self._state = state
+        self._boot = _boot_id()
+        self._cursor = ""
+        self._lines = 0
+
+    def read(self) -> Iterator[Line]:
+        """Yield the lines since the last call; long and binary ones whole (``--all``).
+
+        Records are streamed: the first read of an old invocation may be of millions of lines.
+        """
+        invocation, boot = self._state.invocation, self._boot
+        command = [
+            *("journalctl", "--output=json", "--all", "--no-pager", "--quiet"),
+            *([f"--after-cursor={self._cursor}"] if self._cursor else []),
+            *(f"_SYSTEMD_INVOCATION_ID={invocation}", "+"),
+            *("_PID=1", f"INVOCATION_ID={invocation}", "+"),
+            *("_TRANSPORT=kernel", f"_BOOT_ID={boot}", "+"),
+            *("_TRANSPORT=driver", f"_BOOT_ID={boot}"),
+        ]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as journalctl:
+            records = self._records(journalctl.stdout or ())
+            since = self._state.started
+            ours = of_invocation(records, invocation=invocation, unit=self._unit, boot=boot, since=since)
+            for line in record_lines(ours, first=self._lines + 1):
+                self._lines = line.number
+                yield line
+        if journalctl.returncode:
+            raise subprocess.CalledProcessError(journalctl.returncode, command)
+
+    def _records(self, stream: Iterable[bytes]) -> Iterator[Record]:
+        for raw in stream:
+            record = parse_record(raw)
+            if record is not None:
+                self._cursor = record.cursor
+                yield record
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
 
 
 def running_fingerprint(pid: int) -> str | None:

@@ -1,0 +1,282 @@
+"""The main process of an instance's unit: starts the engine, tells systemd how far it is, translates its end.
+
+The engine runs as the one child of this process, in the same control group:
+
+* its output passes through here to the journal, line by line, so that the stage is known at once;
+* ``READY=1`` is sent when the readiness functions say so, ``STATUS=`` carries the stage, and the
+  start's time limit is extended whenever a stage moves;
+* SIGTERM goes to the engine's main process alone, which drains; the engine's workers have no
+  handler and would drop their requests;
+* a requested stop ends with status 0 however the engine's version ends its own (up to 0.5.18 it
+  kills itself with SIGKILL after a clean drain), and a crash never does;
+* workers that lose their parent while loading are adopted here instead of by PID 1, which they
+  would send SIGQUIT to when they are done (``sglang/srt/managers/scheduler.py`` 0.5.11 and 0.5.23).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import probe
+from .journal import Line, redact
+from .readiness import FAILED, LOADING, READY, STALLED, Answers, Expectation, Follower, child_state
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .readiness import Verdict
+
+EXIT_CRASHED = 1
+EXIT_ARGUMENTS = 78
+"""EX_CONFIG of sysexits.h: the unit's ``RestartPreventExitStatus=``; the same argv would fail again."""
+GRACE_SECONDS = 2.0
+"""How long an engine whose start has failed may go on writing before it is killed."""
+TICK_SECONDS = 0.25
+EXTENSION_SECONDS = 60
+PROOF = "proof.json"
+TERMINAL_STOPS = {0, -signal.SIGTERM, -signal.SIGKILL}
+"""Ends of the engine's main process that a requested stop explains: a drain, one before the listener
+was up, and the drain of 0.5.11 to 0.5.18, which kills itself."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main(words: Sequence[str]) -> int:
+    """Run ``launch PLAN_FILE -- ARGV...``; the result is the unit's exit status."""
+    plan_file, dashes, *argv = words
+    if dashes != "--" or not argv:
+        raise SystemExit("usage: launch PLAN_FILE -- ARGV...")
+    plan = json.loads(Path(plan_file).read_text(encoding="utf-8"))
+    return Launcher(plan, argv, Notifier(os.environ.pop("NOTIFY_SOCKET", ""))).run()
+
+
+class Notifier:
+    """sd_notify(3) without libsystemd; silent where systemd does not listen."""
+
+    def __init__(self, address: str) -> None:
+        """``address`` is the text of ``NOTIFY_SOCKET``; a leading ``@`` stands for an abstract socket."""
+        self._address = f"\0{address[1:]}" if address.startswith("@") else address
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+
+    def send(self, **fields: object) -> None:
+        """Send assignments such as ``READY=1``."""
+        if self._address:
+            text = "\n".join(f"{name}={value}" for name, value in fields.items())
+            self._socket.sendto(text.encode(), self._address)
+
+
+class Launcher:
+    """One start of one instance, from the first line to the end of the engine."""
+
+    def __init__(self, plan: Mapping[str, Any], argv: Sequence[str], notifier: Notifier) -> None:
+        """``plan`` is the instance's plan file, ``argv`` the engine's command line."""
+        expectation = Expectation.from_plan(plan)
+        self._argv = list(argv)
+        self._notifier = notifier
+        self._follower = Follower(expectation, started=time.monotonic())
+        self._wakeup, self._wakeup_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._prober = Prober(expectation, plan["host"], self._wakeup_end)
+        self._rest = b""
+        self._lines = 0
+        self._verdict: Verdict | None = None
+        self._failed_since: float | None = None
+        self._extended = 0.0
+        self._stop_requested = False
+
+    def run(self) -> int:
+        """Start the engine and stay until it has ended."""
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        signal.set_wakeup_fd(self._wakeup_end, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGQUIT, signal.SIGHUP):
+            signal.signal(number, _only_wake)
+        try:
+            engine, output = _spawn(self._argv)
+        except OSError as error:
+            _write(f"sglang-metal: the engine cannot be started: {error}\n")
+            return EXIT_ARGUMENTS
+        with selectors.DefaultSelector() as selector:
+            selector.register(output, selectors.EVENT_READ)
+            selector.register(self._wakeup, selectors.EVENT_READ)
+            status = None
+            while status is None:
+                for key, _ in selector.select(TICK_SECONDS):
+                    if key.fd == self._wakeup:
+                        self._pass_signals_on(os.read(self._wakeup, 512), engine)
+                    elif not self._relay(output):
+                        selector.unregister(output)
+                self._follow(engine)
+                status = _reap(engine)
+        self._relay(output)
+        return self._translate(engine, status)
+
+    def _pass_signals_on(self, received: bytes, engine: int) -> None:
+        """Hand a request to stop to the engine's main process; other signals only wake the loop."""
+        if not {signal.SIGTERM, signal.SIGINT}.isdisjoint(received):
+            self._stop_requested = True
+            self._notifier.send(STOPPING=1, STATUS="stopping: draining requests")
+            _kill(engine, signal.SIGTERM)
+
+    def _relay(self, output: int) -> bool:
+        """Copy what the engine wrote to the journal, whole lines, secrets masked; False at its end."""
+        while True:
+            try:
+                chunk = os.read(output, 1 << 16)
+            except BlockingIOError:
+                return True
+            # A progress bar writes carriage returns; in a journal each of its states is a line.
+            *lines, self._rest = (self._rest + chunk).replace(b"\r", b"\n").split(b"\n")
+            if not chunk:
+                lines, self._rest = [self._rest], b""
+            self._take([redact(line.decode(errors="backslashreplace")) for line in lines if line.strip()])
+            if not chunk:
+                return False
+
+    def _take(self, texts: Sequence[str]) -> None:
+        if texts:
+            _write("".join(f"{text}\n" for text in texts))
+            first = self._lines + 1
+            self._lines += len(texts)
+            now = time.monotonic()
+            self._follower.feed((Line(number, text) for number, text in enumerate(texts, first)), now)
+
+    def _follow(self, engine: int) -> None:
+        """Tell systemd about a start until it is ready, and end one that cannot become ready."""
+        if self._stop_requested or (self._verdict is not None and self._verdict.state == READY):
+            return
+        now = time.monotonic()
+        verdict = self._follower.observe(now, unit=child_state(pid=engine), answers=self._prober.answers())
+        if self._verdict is None or verdict.status != self._verdict.status:
+            self._notifier.send(STATUS=verdict.status)
+        if verdict.state == LOADING and now - self._extended >= EXTENSION_SECONDS / 4:
+            # Silence is judged stage by stage in here; systemd's own limit only guards this process.
+            self._notifier.send(EXTEND_TIMEOUT_USEC=EXTENSION_SECONDS * 1_000_000)
+            self._extended = now
+        self._verdict = verdict
+        if verdict.state == READY:
+            _keep(verdict)
+            self._notifier.send(READY=1)
+        elif verdict.state in (FAILED, STALLED):
+            self._failed_since = self._failed_since or now
+            if now - self._failed_since >= GRACE_SECONDS:
+                _kill(engine, signal.SIGKILL)
+        else:
+            self._prober.ask(verdict.ask)
+
+    def _translate(self, engine: int, status: int) -> int:
+        """Turn the engine's end into the unit's, with the cause as the last line of the journal."""
+        if self._stop_requested and status in TERMINAL_STOPS:
+            return 0
+        was_ready = self._verdict is not None and self._verdict.state == READY
+        verdict = self._follower.observe(
+            time.monotonic(), unit=child_state(pid=engine, returncode=status), ended=True
+        )
+        when = "while serving" if was_ready else f"in stage {verdict.phase or verdict.stage}"
+        how = f"signal {-status}" if status < 0 else f"status {status}"
+        remedy = f" What to do: {verdict.remedy}" if verdict.remedy else ""
+        _write(f"sglang-metal: the engine ended with {how} {when}: {verdict.sentence}{remedy}\n")
+        self._notifier.send(STATUS=verdict.status)
+        return EXIT_ARGUMENTS if verdict.phase == "arguments" and not was_ready else EXIT_CRASHED
+
+
+class Prober:
+    """Asks the engine in a thread of its own: a slow answer must not stop the engine's output."""
+
+    def __init__(self, expectation: Expectation, host: str, wakeup_end: int) -> None:
+        """``host`` is the address that the instance is bound to; an answer wakes the loop."""
+        self._expectation = expectation
+        self._host = host
+        self._wakeup_end = wakeup_end
+        self._thread: threading.Thread | None = None
+        self._newest: Answers | None = None
+
+    def ask(self, names: Sequence[str]) -> None:
+        """Put questions, unless some are still open."""
+        if names and self._thread is None:
+            self._thread = threading.Thread(target=self._run, args=(names,), daemon=True)
+            self._thread.start()
+
+    def answers(self) -> Answers | None:
+        """Take what came since the last call."""
+        newest, self._newest = self._newest, None
+        if newest is not None:
+            self._thread = None
+        return newest
+
+    def _run(self, names: Sequence[str]) -> None:
+        self._newest = probe.ask(self._expectation, self._host, names)
+        os.write(self._wakeup_end, b"\0")
+
+
+def _spawn(argv: Sequence[str]) -> tuple[int, int]:
+    """Start the engine; return its pid and the end of the pipe that its whole output comes through."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(reader, False)
+    parent = os.getpid()
+
+    def tie_to_parent() -> None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(EXIT_CRASHED)
+
+    engine = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=writer,
+        stderr=writer,
+        preexec_fn=tie_to_parent,  # noqa: PLW1509 - no thread runs yet
+    )
+    os.close(writer)
+    engine.returncode = 0  # it is reaped here, together with the workers that it leaves behind
+    return engine.pid, reader
+
+
+def _reap(engine: int) -> int | None:
+    """Collect every child that has ended; return the engine's status (negative: a signal) if it has."""
+    status = None
+    while True:
+        try:
+            pid, raw = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return status
+        if pid == engine:
+            status = -os.WTERMSIG(raw) if os.WIFSIGNALED(raw) else os.WEXITSTATUS(raw)
+        elif pid == 0:
+            return status
+
+
+def _keep(verdict: Verdict) -> None:
+    """Leave the proof in the unit's runtime directory, which systemd removes with the invocation."""
+    directory = os.environ.get("RUNTIME_DIRECTORY")
+    if directory:
+        proof = {"invocation": os.environ.get("INVOCATION_ID", ""), **verdict.as_dict()}
+        Path(directory, PROOF).write_text(json.dumps(proof), encoding="utf-8")
+
+
+def _kill(pid: int, number: int) -> None:
+    """Signal the engine; it is not reaped before ``_reap``, so the pid cannot be somebody else's."""
+    os.kill(pid, number)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _only_wake(_number: int, _frame: object) -> None:
+    """Leave the work to the loop that the signal wakes."""
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
