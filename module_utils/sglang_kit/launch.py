@@ -49,7 +49,6 @@ TERMINAL_STOPS = {0, -signal.SIGTERM, -signal.SIGKILL}
 """Ends of the engine's main process that a requested stop explains: a drain, one before the listener
 was up, and the drain of 0.5.11 to 0.5.18, which kills itself."""
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -97,15 +96,11 @@ class Launcher:
 
     def run(self) -> int:
         """Start the engine and stay until it has ended."""
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         signal.set_wakeup_fd(self._wakeup_end, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGQUIT, signal.SIGHUP):
             signal.signal(number, _only_wake)
-        try:
-            engine, output = _spawn(self._argv)
-        except OSError as error:
-            _write(f"sglang-metal: the engine cannot be started: {error}\n")
-            return EXIT_ARGUMENTS
+        engine, output = _spawn(self._argv)
         with selectors.DefaultSelector() as selector:
             selector.register(output, selectors.EVENT_READ)
             selector.register(self._wakeup, selectors.EVENT_READ)
@@ -126,7 +121,7 @@ class Launcher:
         if not {signal.SIGTERM, signal.SIGINT}.isdisjoint(received):
             self._stop_requested = True
             self._notifier.send(STOPPING=1, STATUS="stopping: draining requests")
-            _kill(engine, signal.SIGTERM)
+            os.kill(engine, signal.SIGTERM)
 
     def _relay(self, output: int) -> bool:
         """Copy what the engine wrote to the journal, whole lines, secrets masked; False at its end."""
@@ -170,7 +165,7 @@ class Launcher:
         elif verdict.state in (FAILED, STALLED):
             self._failed_since = self._failed_since or now
             if now - self._failed_since >= GRACE_SECONDS:
-                _kill(engine, signal.SIGKILL)
+                os.kill(engine, signal.SIGKILL)
         else:
             self._prober.ask(verdict.ask)
 
@@ -220,22 +215,17 @@ class Prober:
 
 
 def _spawn(argv: Sequence[str]) -> tuple[int, int]:
-    """Start the engine; return its pid and the end of the pipe that its whole output comes through."""
+    """Start the engine; return its pid and the end of the pipe that its whole output comes through.
+
+    ``setpriv`` ties its life to this process (PR_SET_PDEATHSIG survives the exec) and is gone then.
+    """
     reader, writer = os.pipe2(os.O_CLOEXEC)
     os.set_blocking(reader, False)
-    parent = os.getpid()
-
-    def tie_to_parent() -> None:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(EXIT_CRASHED)
-
     engine = subprocess.Popen(
-        argv,
+        ["setpriv", "--pdeathsig", "KILL", "--", *argv],
         stdin=subprocess.DEVNULL,
         stdout=writer,
         stderr=writer,
-        preexec_fn=tie_to_parent,  # noqa: PLW1509 - no thread runs yet
     )
     os.close(writer)
     engine.returncode = 0  # it is reaped here, together with the workers that it leaves behind
@@ -264,11 +254,6 @@ def _keep(verdict: Verdict) -> None:
         Path(directory, PROOF).write_text(json.dumps(proof), encoding="utf-8")
 
 
-def _kill(pid: int, number: int) -> None:
-    """Signal the engine; it is not reaped before ``_reap``, so the pid cannot be somebody else's."""
-    os.kill(pid, number)
-
-
 def _write(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
@@ -276,7 +261,3 @@ def _write(text: str) -> None:
 
 def _only_wake(_number: int, _frame: object) -> None:
     """Leave the work to the loop that the signal wakes."""
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
