@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .instance import Argument, Instance
 
 MODULE = "sglang.launch_server"
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 LOOPBACK = "127.0.0.1,localhost,::1"
 
 _OWNERS = {
@@ -44,16 +45,29 @@ _OWNERS = {
 }
 """Meaning of a flag -> the key of the instance that says it."""
 
+_ALIASES = {
+    "--model": "--model-path",
+    "--speculative-draft-model": "--speculative-draft-model-path",
+    "--tensor-parallel-size": "--tp-size",
+}
+"""Second names of these flags, in every version."""
+
 
 def check_arguments(instance: Instance, facts: EngineFacts) -> list[Problem]:
-    """Judge ``args``: exact names of this version, and none that a key of the instance says."""
+    """Judge ``args`` and ``env``: exact names of this version, none that a key of the instance says."""
     keys = {facts.flag(meaning): key for meaning, key in _OWNERS.items() if facts.has_flag(meaning)}
     owned = [
-        Problem(instance.name, f"args.{flag}", f"is said by the key `{key}`", f"move the value to `{key}`")
+        _owned(instance, f"args.{flag}", key)
         for flag in instance.args
-        if (key := keys.get(f"--{flag}"))
+        if (key := keys.get(_ALIASES.get(f"--{flag}", f"--{flag}")))
     ]
+    if VISIBLE_GPUS in instance.env:
+        owned.append(_owned(instance, f"env.{VISIBLE_GPUS}", "gpus"))
     return [*owned, *check_flags(facts.version, _user_words(instance), where=instance.name)]
+
+
+def _owned(instance: Instance, given: str, key: str) -> Problem:
+    return Problem(instance.name, given, f"is said by the key `{key}`", f"move the value to `{key}`")
 
 
 def engine_argv(
@@ -112,7 +126,9 @@ def engine_environment(
     if cuda_home:
         environment["CUDA_HOME"] = cuda_home
     if instance.gpus:
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(instance.gpus)
+        # Indices are nvidia-smi's only in this order; CUDA by itself puts the fastest card first.
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        environment[VISIBLE_GPUS] = ",".join(instance.gpus)
     return {**environment, **instance.env}
 
 

@@ -43,10 +43,10 @@ class Action:
 def actions(plans: Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -> list[dict[str, str]]:
     """Decide for every planned instance; ``observed`` is what ``sglang_service_info`` returned by name.
 
-    Absent instances are not among them: their units are stopped and removed with their files.
+    Absent instances have no plan: their units are stopped and removed with their files.
     """
     decided = []
-    for plan in (plan for plan in plans if plan["state"] != "absent"):
+    for plan in plans:
         seen = observed.get(plan["name"], {})
         action = decide(
             name=plan["name"],

@@ -40,26 +40,29 @@ def plan_ports(instances: Sequence[Instance], reserved: Reserved, found: Collect
     for instance, key, port in claims:
         if port in owners:
             free = _free_port(port + 1, wanted | set(owners))
-            found.add(
-                instance.name, key, f"{port} is also {owners[port]}", f"{free} is free in this inventory"
-            )
+            remedy = f"{free} is free in this inventory" if free else ""
+            found.add(instance.name, key, f"{port} is also {owners[port]}", remedy)
         elif port != UNKNOWN_PORT:
             owners[port] = f"{key} of {instance.name}"
-    return tuple(_with_nccl_port(instance, owners) for instance in instances)
+    return tuple(_with_nccl_port(instance, owners, found) for instance in instances)
 
 
-def _with_nccl_port(instance: Instance, owners: dict[int, str]) -> Instance:
+def _with_nccl_port(instance: Instance, owners: dict[int, str], found: Collector) -> Instance:
     if instance.nccl_port is not None:
         return instance
     port = _free_port(instance.port + NCCL_OFFSET, owners)
+    if port is None:
+        limits = f"{PORTS.start} to {PORTS.stop - 1}"
+        found.add(instance.name, "nccl_port", f"none is free from {limits}", "reserve fewer ports")
+        return instance
     owners[port] = f"nccl_port of {instance.name}"
     return replace(instance, nccl_port=port)
 
 
-def _free_port(near: int, taken: Container[int]) -> int:
+def _free_port(near: int, taken: Container[int]) -> int | None:
     """Find the first free port from ``near`` upwards, then from the lowest unprivileged one."""
     candidates = chain(range(near, PORTS.stop), PORTS)
-    return next(port for port in candidates if port not in taken)
+    return next((port for port in candidates if port not in taken), None)
 
 
 def check_gpus(
@@ -69,6 +72,7 @@ def check_gpus(
 
     ``count`` is the number of GPUs of the host, ``None`` where that is not known.
     """
+    _check_gpu_names(instances, reserved, found)
     owners: dict[str, Instance] = {}
     for instance in instances:
         for gpu in instance.gpus:
@@ -86,6 +90,18 @@ def check_gpus(
                     f"GPU {gpu} is also wanted by {other.name}",
                     "set `shared: true` on both, or " + _free_gpus(instances, count, reserved),
                 )
+
+
+def _check_gpu_names(instances: Sequence[Instance], reserved: Reserved, found: Collector) -> None:
+    """Note UUIDs beside indices: both may name one GPU, and nobody could tell that it has two owners."""
+    owners = [("host", "sglang_host_reserved_gpus", reserved.gpus)]
+    owners += [(instance.name, "gpus", instance.gpus) for instance in instances]
+    indices = sorted({gpu for _, _, gpus in owners for gpu in gpus if gpu.isdigit()}, key=int)
+    for where, key, gpus in owners:
+        named = [gpu for gpu in gpus if not gpu.isdigit()]
+        if named and indices:
+            message = f"{', '.join(named)} may be the same GPU as {', '.join(indices)}"
+            found.add(where, key, message, "name the GPUs of a host all by index or all by UUID")
 
 
 def _free_gpus(instances: Sequence[Instance], count: int | None, reserved: Reserved) -> str:

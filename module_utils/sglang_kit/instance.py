@@ -24,6 +24,7 @@ METHODS = ("none", "mtp", "eagle", "eagle3", "dflash", "ddtree", "ngram")
 DRAFT_METHODS = ("eagle", "eagle3", "dflash", "ddtree")
 STATES = ("started", "stopped", "absent")
 NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,62}[A-Za-z0-9])?")
+GPU = re.compile(r"0|[1-9][0-9]{0,2}|(GPU|MIG)-[0-9A-Za-z/-]+")
 _UNWRITABLE = re.compile(r"[\x00\ud800-\udfff]")
 """What no argument or variable can hold: NUL and halves of surrogate pairs."""
 _NOT_ONE_LINE = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
@@ -184,7 +185,7 @@ def _gpus(value: object) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
         raise _Bad(f"{value!r} is not a list of GPU indices or UUIDs", f"write [{value}]")
     gpus = tuple(str(gpu) for gpu in value)
-    bad = [gpu for gpu in gpus if not re.fullmatch(r"0|[1-9][0-9]{0,2}|(GPU|MIG)-[0-9A-Za-z/-]+", gpu)]
+    bad = [gpu for gpu in gpus if not GPU.fullmatch(gpu)]
     if bad:
         raise _Bad(f"{', '.join(bad)}: neither a GPU index nor a GPU or MIG UUID")
     if len(set(gpus)) < len(gpus):
@@ -208,7 +209,7 @@ def _argument(flag: object, value: object) -> Argument:
     if not isinstance(value, (list, tuple)):
         return _scalar(value)
     values = tuple(str(_scalar(item)) for item in value)
-    flags = [item for item in values if item.startswith("--")]
+    flags = [item for item in values if item.startswith("-") and not re.fullmatch(r"-[0-9]*\.?[0-9]+", item)]
     if flags:
         raise _Bad(f"{', '.join(flags)} would be read as a flag", "give each flag a key of its own")
     return values

@@ -402,10 +402,11 @@ def test_a_flag_has_a_scalar_or_a_list_of_scalars(value: object) -> None:
 
 
 def test_a_list_of_values_smuggles_no_other_flag_in() -> None:
-    problem = the_problem(args={"lora-paths": ["a", "--port", "--host=::"]})
+    problem = the_problem(args={"lora-paths": ["a", "--port", "--host=::", "-x", "-1x"]})
     assert problem.key == "args.lora-paths"
-    assert problem.message == "--port, --host=:: would be read as a flag"
+    assert problem.message == "--port, --host=::, -x, -1x would be read as a flag"
     assert problem.remedy == "give each flag a key of its own"
+    assert read_one(args={"scales": [-1, -0.5, "-.5"]}).args == {"scales": ("-1", "-0.5", "-.5")}
 
 
 @pytest.mark.parametrize("name", ["1ST", "A-B", "", "A=B", "GRÖSSE", "A\n", 1])

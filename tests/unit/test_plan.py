@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sglang_kit import engine
+from sglang_kit.fingerprint import VARIABLE
+from sglang_kit.plan import HostSettings, plan_host, read_host
+from sglang_kit.problem import ProblemsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RELEASE = "/opt/sglang/releases/0.5.23-0123456789ab"
+HOST = {"name": "metal", "engine_version": "0.5.23", "release": RELEASE}
+GPU_HOST = {**HOST, "accelerator": "nvidia", "gpu_count": 8}
+
+
+def definition(**changes: object) -> dict[str, object]:
+    return {"name": "chat", "model": "/srv/models/qwen", "port": 30000, **changes}
+
+
+def plans(*instances: object, **host: object) -> list[dict[str, Any]]:
+    return plan_host(instances=list(instances), settings=read_host({**HOST, **host}))
+
+
+def plan(on: Mapping[str, object] = HOST, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - any key
+    (planned,) = plans(definition(**changes), **on)
+    return planned
+
+
+def problems(*instances: object, **host: object) -> list[str]:
+    with pytest.raises(ProblemsError) as raised:
+        plans(*instances, **host)
+    return [str(problem) for problem in raised.value.problems]
+
+
+def value_of(planned: dict[str, Any], flag: str) -> str:
+    argv: list[str] = planned["argv"]
+    return argv[argv.index(flag) + 1]
+
+
+def test_a_plan_says_where_everything_of_an_instance_is() -> None:
+    planned = plan()
+    assert planned["unit"] == "sglang-chat.service"
+    assert planned["unit_file"] == "/etc/systemd/system/sglang-chat.service"
+    assert planned["environment_file"] == "/etc/sglang/chat.env"
+    assert planned["plan_file"] == "/etc/sglang/chat.plan.json"
+    assert planned["argv"][0] == f"{RELEASE}/bin/python"
+    assert planned["description"] == "SGLang chat (qwen)"
+
+
+def test_a_plan_is_plain_json_and_says_the_same_every_time() -> None:
+    planned = plan(args={"cuda-graph-bs-decode": [1, 2]}, env={"OMP_NUM_THREADS": 8})
+    assert json.loads(json.dumps(planned)) == planned
+    assert plan(args={"cuda-graph-bs-decode": [1, 2]}, env={"OMP_NUM_THREADS": 8}) == planned
+
+
+def test_plans_keep_the_order_of_the_inventory() -> None:
+    named = [planned["name"] for planned in plans(definition(name="b"), definition(name="a", port=30001))]
+    assert named == ["b", "a"]
+    assert plans() == []
+
+
+def test_the_launcher_gets_the_plan_and_the_engines_command_line() -> None:
+    words = plan()["exec_start"].replace(" \\\n", " ").split()
+    assert words[:5] == [
+        ":/usr/bin/python3",
+        "-IB",
+        "/opt/sglang/kit",
+        "launch",
+        "/etc/sglang/chat.plan.json",
+    ]
+    assert words[5:] == ["--", *plan()["argv"]]
+
+
+def test_the_environment_carries_the_fingerprint() -> None:
+    planned = plan(env={VARIABLE: "mine"})
+    assert planned["environment"][VARIABLE] == planned["fingerprint"]
+    assert f'{VARIABLE}="{planned["fingerprint"]}"' in planned["environment_lines"]
+    assert len(planned["environment_lines"]) == len(planned["environment"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"context_length": 8192},
+        {"concurrency": 4},
+        {"prefix_cache": False},
+        {"memory": {"fraction": 0.5}},
+        {"args": {"log-level": "debug"}},
+        {"env": {"NCCL_DEBUG": "INFO"}},
+        {"host": "::1"},
+        {"nccl_port": 50000},
+        {"model": "/srv/models/other"},
+        {"host": "::1", "port": 30001},
+        {"served_model_name": "other"},
+    ],
+)
+def test_what_the_engine_would_notice_changes_the_fingerprint(changes: dict[str, object]) -> None:
+    assert plan(**changes)["fingerprint"] != plan()["fingerprint"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state": "stopped"},
+        {"canary": False},
+        {"accept_overrides": ["a"]},
+        {"shared": True},
+        {"host": "127.0.0.1"},
+    ],
+)
+def test_what_concerns_us_alone_does_not(changes: dict[str, object]) -> None:
+    assert plan(**changes)["fingerprint"] == plan()["fingerprint"]
+
+
+def test_another_release_changes_the_fingerprint() -> None:
+    assert plan({"release": f"{RELEASE}x"})["fingerprint"] != plan()["fingerprint"]
+
+
+def test_what_the_user_pins_is_said_and_the_rest_left_to_the_engine() -> None:
+    pinned = plan(
+        context_length=8192,
+        concurrency=4,
+        prefix_cache=False,
+        memory={
+            "fraction": 0.85,
+            "kv_dtype": "fp8_e4m3",
+            "state_slots": 64,
+            "state_ratio": 0.5,
+            "state_dtype": "bfloat16",
+        },
+    )
+    assert value_of(pinned, "--context-length") == "8192"
+    assert value_of(pinned, "--max-running-requests") == "4"
+    assert value_of(pinned, "--mem-fraction-static") == "0.85"
+    assert value_of(pinned, "--kv-cache-dtype") == "fp8_e4m3"
+    assert value_of(pinned, "--max-mamba-cache-size") == "64"
+    assert value_of(pinned, "--mamba-full-memory-ratio") == "0.5"
+    assert value_of(pinned, "--mamba-ssm-dtype") == "bfloat16"
+    assert "--disable-radix-cache" in pinned["argv"]
+    assert "--disable-radix-cache" not in plan()["argv"]
+    assert "--context-length" not in plan()["argv"]
+
+
+def test_a_host_without_gpus_serves_on_its_cpu() -> None:
+    assert value_of(plan(), "--device") == "cpu"
+    assert value_of(plan(GPU_HOST, gpus=[0]), "--device") == "cuda"
+
+
+def test_gpus_fit_the_host() -> None:
+    assert problems(definition(gpus=[0])) == [
+        "chat: gpus: this host has no GPU; write `gpus: []` to serve on the CPU"
+    ]
+    assert problems(definition(), **GPU_HOST) == [
+        "chat: gpus: is empty on a GPU host; name the GPUs, as in `gpus: [0]`"
+    ]
+
+
+def test_reserved_gpus_and_ports_are_kept_off() -> None:
+    found = problems(
+        definition(gpus=[0, 1]), **{**GPU_HOST, "gpu_count": 2}, reserved_gpus=[0], reserved_ports=["30000"]
+    )
+    assert found == [
+        "chat: port: 30000 is also a reserved port of this host; 30001 is free in this inventory",
+        "chat: gpus: GPU 0 is reserved for another service; use another GPU",
+    ]
+
+
+def test_an_absent_instance_is_as_if_it_were_not_there() -> None:
+    old = definition(name="old", gpus=[0], state="absent")
+    assert [planned["name"] for planned in plans(old, definition(gpus=[0]), **GPU_HOST)] == ["chat"]
+    assert plans(old, definition(gpus=[0]), **GPU_HOST) == plans(definition(gpus=[0]), **GPU_HOST)
+    assert plans({**old, "gpus": [0, 1]}) == []
+
+
+def test_a_stopped_instance_keeps_its_ports_and_gpus() -> None:
+    stopped = definition(name="old", state="stopped")
+    assert problems(stopped, definition()) == [
+        "chat: port: 30000 is also port of old; 30001 is free in this inventory"
+    ]
+    assert plan(state="stopped")["state"] == "stopped"
+
+
+def test_on_a_shared_gpu_one_waits_for_the_other() -> None:
+    pair = definition(gpus=[0], shared=True), definition(name="b", port=30001, gpus=[0], shared=True)
+    assert [planned["after"] for planned in plans(*pair, **GPU_HOST)] == [[], ["sglang-chat.service"]]
+
+
+def test_every_fault_of_every_instance_and_of_the_host_at_once() -> None:
+    found = problems(
+        definition(port=1, args={"log-levle": "debug"}),
+        definition(name="coder", gpus=[9], memory={"fraction": 2}),
+        definition(name="third", gpus=[9], port=30001, args={"port": 1}),
+        **{**GPU_HOST, "engine_version": "0.5.1"},
+    )
+    told = "\n".join(found)
+    for essential in (
+        "SGLang '0.5.1' is not a version",
+        engine.SUPPORTED[-1],
+        "chat: port: 1 is not from 1024 to 65535; use 1024",
+        "chat: gpus: is empty",
+        "--log-levle",
+        "coder: memory.fraction: 2 is not between 0 and 1",
+        "coder: gpus: GPU 9 is not among this host's 8; free GPUs are 0, 1, 2, 3, 4, 5, 6, 7",
+        "third: gpus: GPU 9 is also wanted by coder",
+        "third: args.port: is said by the key `port`",
+    ):
+        assert essential in told
+
+
+def test_an_untested_engine_is_planned_where_that_is_asked_for() -> None:
+    planned = plan({"engine_version": "0.5.99", "allow_untested": True})
+    assert planned["engine_version"] == "0.5.99"
+
+
+def test_specifiers_of_systemd_in_names_are_literal() -> None:
+    planned = plan(served_model_name="100%n $HOME `x`", env={"A": "$HOME `x` 100%"})
+    assert planned["description"] == "SGLang chat (100%%n $HOME `x`)"
+    assert '"100%%n $HOME `x`"' in planned["exec_start"]
+    assert 'A="\\$HOME \\`x\\` 100%"' in planned["environment_lines"]
+
+
+def test_500_instances_of_a_host() -> None:
+    crowd = [definition(name=f"i{number}", port=2000 + number) for number in range(500)]
+    planned = plans(*crowd)
+    ports = [port for one in planned for port in (one["port"], one["nccl_port"])]
+    assert len(set(ports)) == 1000
+    assert len({one["fingerprint"] for one in planned}) == 500
+
+
+def test_host_settings_that_are_left_out_or_null_have_their_defaults() -> None:
+    bare = HostSettings(name="metal", engine_version="0.5.23", release=RELEASE)
+    assert read_host(HOST) == bare
+    assert read_host({**HOST, "path": None, "gpu_count": None, "reserved_gpus": None}) == bare
+    assert read_host({**HOST, "something_newer": 1}) == bare
+
+
+def test_host_settings_are_read() -> None:
+    settings = read_host({**GPU_HOST, "reserved_gpus": [0, "GPU-8c"], "reserved_ports": [8000, "22"]})
+    assert settings.reserved_gpus == ("0", "GPU-8c")
+    assert settings.reserved_ports == (8000, 22)
+    assert (settings.accelerator, settings.gpu_count) == ("nvidia", 8)
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ({"reserved_gpus": 0}, "host: sglang_host_reserved_gpus: 0 is not a list; write [0]"),
+        ({"reserved_gpus": "10"}, "host: sglang_host_reserved_gpus: '10' is not a list; write [10]"),
+        ({"reserved_gpus": ["00"]}, "host: sglang_host_reserved_gpus: '00' is not a GPU index or UUID"),
+        ({"reserved_ports": 8000}, "host: sglang_host_reserved_ports: 8000 is not a list; write [8000]"),
+        (
+            {"reserved_ports": ["8000-8100"]},
+            "host: sglang_host_reserved_ports: '8000-8100' is not a port number",
+        ),
+        ({"reserved_ports": [True]}, "host: sglang_host_reserved_ports: 'True' is not a port number"),
+    ],
+)
+def test_what_is_reserved_is_never_misread(host: dict[str, object], told: str) -> None:
+    assert problems(**host) == [told]
+
+
+def test_every_misread_reservation_at_once() -> None:
+    assert len(problems(reserved_gpus=["x", "y"], reserved_ports=["http", None])) == 4
