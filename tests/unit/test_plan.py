@@ -98,7 +98,7 @@ def test_the_environment_carries_the_fingerprint() -> None:
         {"served_model_name": "other"},
     ],
 )
-def test_what_the_engine_would_notice_changes_the_fingerprint(changes: dict[str, object]) -> None:
+def test_what_the_engine_would_notice_changes_the_fingerprint(changes: dict[str, Any]) -> None:
     assert plan(**changes)["fingerprint"] != plan()["fingerprint"]
 
 
@@ -112,7 +112,7 @@ def test_what_the_engine_would_notice_changes_the_fingerprint(changes: dict[str,
         {"host": "127.0.0.1"},
     ],
 )
-def test_what_concerns_us_alone_does_not(changes: dict[str, object]) -> None:
+def test_what_concerns_us_alone_does_not(changes: dict[str, Any]) -> None:
     assert plan(**changes)["fingerprint"] == plan()["fingerprint"]
 
 
