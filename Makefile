@@ -29,6 +29,10 @@ unit: setup ## Test the kit, the filters and the modules; full branch coverage o
 	$(BIN)/coverage run -m pytest tests/unit
 	$(BIN)/coverage report
 
+.PHONY: tables
+tables: setup ## Write the generated tables into the documentation again
+	$(BIN)/python scripts/tables.py
+
 .PHONY: integration
 integration: setup ## Test the sandbox and what only a real systemd can say
 	$(BIN)/python -m pytest tests/integration
