@@ -12,6 +12,7 @@ import grp
 import json
 import os
 import pwd
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,16 +61,14 @@ def compare(wanted: Sequence[File], installed: Iterable[str]) -> tuple[Change, .
 
 def apply(changes: Sequence[Change]) -> None:
     """Stage everything, then rename; raise ``OSError`` or ``KeyError`` with nothing replaced."""
-    staged: list[tuple[Path, Path]] = []
-    try:
-        for file in (change.wanted for change in changes if change.wanted is not None):
-            staged.append((_stage(file), Path(file.path)))  # noqa: PERF401 - known when the next one fails
-    except (OSError, KeyError):
-        for temporary, _ in staged:
-            temporary.unlink()
-        raise
-    for temporary, path in staged:
-        temporary.replace(path)
+    with ExitStack() as leftovers:
+        staged = [
+            (_stage(change.wanted, leftovers), Path(change.path))
+            for change in changes
+            if change.wanted is not None
+        ]
+        for temporary, path in staged:
+            temporary.replace(path)
     for change in changes:
         if change.wanted is None:
             Path(change.path).unlink()
@@ -96,7 +95,7 @@ def _text_on_host(path: str) -> str | None:
     if place.is_symlink():
         return f"-> {place.readlink()}\n"
     try:
-        return place.read_text(encoding="utf-8", errors="surrogateescape")
+        return place.read_bytes().decode("utf-8", "surrogateescape")
     except FileNotFoundError:
         return None
 
@@ -107,7 +106,7 @@ def _wanted_text(file: File) -> str:
 
 def _attributes_match(file: File) -> bool:
     if file.target is not None:
-        return True
+        return Path(file.path).is_symlink()
     try:
         status = os.lstat(file.path)
         ids = pwd.getpwnam(file.owner).pw_uid, grp.getgrnam(file.group).gr_gid
@@ -116,25 +115,23 @@ def _attributes_match(file: File) -> bool:
     return (status.st_uid, status.st_gid, status.st_mode & 0o7777) == (*ids, file.mode)
 
 
-def _stage(file: File) -> Path:
+def _stage(file: File, leftovers: ExitStack) -> Path:
+    """Write the file beside its place; ``leftovers`` removes it unless it was renamed."""
     path = Path(file.path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.staged")
     temporary.unlink(missing_ok=True)
+    leftovers.callback(temporary.unlink, missing_ok=True)
     if file.target is not None:
         temporary.symlink_to(file.target)
         return temporary
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as stream:
-            stream.write(file.content)
-            stream.flush()
-            os.fchown(stream.fileno(), pwd.getpwnam(file.owner).pw_uid, grp.getgrnam(file.group).gr_gid)
-            os.fchmod(stream.fileno(), file.mode)
-            os.fsync(stream.fileno())
-    except (OSError, KeyError):
-        temporary.unlink()
-        raise
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(file.content.encode("utf-8", "surrogateescape"))
+        stream.flush()
+        os.fchown(stream.fileno(), pwd.getpwnam(file.owner).pw_uid, grp.getgrnam(file.group).gr_gid)
+        os.fchmod(stream.fileno(), file.mode)
+        os.fsync(stream.fileno())
     return temporary
 
 
