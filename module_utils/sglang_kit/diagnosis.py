@@ -343,6 +343,7 @@ CAUSES: tuple[Cause, ...] = (
         "install the package that holds {library} (libnuma.so.1: libnuma1; libcuda.so.1: the NVIDIA driver)",
         kinds=("traceback", "build_error"),
         reference="#4778",
+        phase="import",
     ),
     _row(
         "glibc-too-old",

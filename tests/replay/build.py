@@ -1,0 +1,58 @@
+"""Assemble a release directory that holds the replayed engine in place of SGLang.
+
+``python -m replay.build DEST VERSION`` (from ``tests/``, or with it on the path): DEST looks like a virtual
+environment of whatever Python the host has, ``import sglang`` gives VERSION, and
+``DEST/bin/python -m sglang.launch_server ARGV`` plays a recording of VERSION.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+RECORDINGS = HERE.parent / "fixtures" / "recorded"
+PYTHON = Path("/usr/bin/python3")
+PYTHON_MINORS = range(9, 16)
+
+LAUNCH = '''"""The replayed engine, called as SGLang's own server is."""
+
+import sys
+from pathlib import Path
+
+from replay.engine import launch
+
+if __name__ == "__main__":
+    sys.exit(launch(Path(__file__).parent / "recordings", sys.argv[1:]))
+'''
+
+
+def build(destination: Path, version: str) -> None:
+    """Write the directory; an older one is replaced."""
+    if destination.exists():
+        shutil.rmtree(destination)
+    packages = destination / "lib" / "packages"
+    engine = packages / "sglang"
+    shutil.copytree(RECORDINGS / version, engine / "recordings")
+    (engine / "__init__.py").write_text(f'__version__ = "{version}"\n')
+    (engine / "launch_server.py").write_text(LAUNCH)
+    (packages / "replay").mkdir()
+    for name in ("__init__.py", "engine.py", "recording.py"):
+        shutil.copy(HERE / name, packages / "replay" / name)
+    metadata = packages / f"sglang-{version}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n")
+    # The host's Python finds its packages by its own version, which is not known here.
+    for minor in PYTHON_MINORS:
+        folder = destination / "lib" / f"python3.{minor}"
+        folder.mkdir()
+        (folder / "site-packages").symlink_to("../packages")
+    (destination / "bin").mkdir()
+    (destination / "bin" / "python").symlink_to(PYTHON)
+    (destination / "bin" / "python3").symlink_to("python")
+    (destination / "pyvenv.cfg").write_text(f"home = {PYTHON.parent}\ninclude-system-site-packages = false\n")
+
+
+if __name__ == "__main__":
+    build(Path(sys.argv[1]), sys.argv[2])
