@@ -1,0 +1,256 @@
+"""Which releases of the engine stand on this host, and how is one built? The kit's only door to uv.
+
+A release is a venv below ``releases/``, named by its SGLang version and its lock. It is built beside
+that name, imported once, marked complete and only then renamed: what bears the name works.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .platform_facts import missing_libraries
+from .problem import Problem, ProblemsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+MARKER = "sglang-release.json"
+DRIVER = "libcuda.so.1"
+IMPORTS = ("sglang.launch_server", "sglang.srt.entrypoints.http_server", "sglang.srt.managers.scheduler")
+"""What a starting server imports; this also leaves their bytecode, which the unit may not write."""
+
+
+@dataclass(frozen=True)
+class Release:
+    """What makes a release: ``lock`` is the SHA-256 of the lock, in hexadecimal digits."""
+
+    version: str
+    lock: str
+
+    @property
+    def name(self) -> str:
+        """Name of its directory."""
+        return f"{self.version}-{self.lock[:12]}"
+
+
+@dataclass(frozen=True)
+class Build:
+    """How a release is built. Paths are absolute; ``uv`` is a requirement with its hash.
+
+    ``unit`` is the environment that units get (PATH, CUDA_HOME, LD_LIBRARY_PATH). Downloads follow the
+    environment of this process (proxies, certificates, indexes).
+    """
+
+    lock_file: str
+    python: str
+    uv: str
+    uv_cache: str
+    unit: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class State:
+    """What stands on a host: the release that ``current`` names, and whether a wanted one is complete."""
+
+    current: str
+    complete: bool
+
+    def text(self, release: Release) -> str:
+        """Say it in lines, for people and for ``--diff``."""
+        presence = "complete" if self.complete else "absent"
+        return f"release {release.name}: {presence}\ncurrent: {self.current or 'not set'}\n"
+
+
+class BuildError(ProblemsError):
+    """A release that could not be built; what stood before still stands."""
+
+
+def marker(release: Release, python: str) -> str:
+    """Write the text whose presence says that a release is complete."""
+    return json.dumps({**asdict(release), "python": python}, indent=2) + "\n"
+
+
+def is_complete(root: str, release: Release) -> bool:
+    """Whether this release stands below ``root``, whole and of this very lock."""
+    try:
+        found = json.loads(Path(path(root, release), MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and {**found, **asdict(release)} == found
+
+
+def path(root: str, release: Release) -> str:
+    """Directory of a release."""
+    return f"{root}/releases/{release.name}"
+
+
+def state(root: str, release: Release) -> State:
+    """Look at what stands below ``root``."""
+    try:
+        current = Path(root, "current").readlink().name
+    except OSError:
+        current = ""
+    return State(current, is_complete(root, release))
+
+
+def switch(root: str, release: Release) -> None:
+    """Point ``current`` to a release, in one step."""
+    link = Path(root, "current.new")
+    link.unlink(missing_ok=True)
+    link.symlink_to(Path("releases", release.name))
+    link.replace(Path(root, "current"))
+
+
+def build(*, root: str, release: Release, how: Build) -> None:
+    """Build a release; another build on this host is waited for, and what it left half-done is removed.
+
+    Raises ``BuildError``; what stood before still stands then.
+    """
+    place = Path(path(root, release))
+    with _only_one(root), _scratch(place) as building:
+        if is_complete(root, release):
+            return
+        uv = _uv(root, how)
+        python = str(building / "bin/python")
+        # Relocatable: the scripts in bin/ find their interpreter after the rename.
+        _run(uv, "venv", "--quiet", "--relocatable", "--python", how.python, str(building))
+        # Wheels only: building from source wants compilers that a GPU host does not have.
+        sync = ("pip", "sync", "--quiet", "--require-hashes", "--no-build", "--cache-dir", how.uv_cache)
+        _run(uv, *sync, "--python", python, how.lock_file)
+        problems = smoke_test(building, release.version, how.unit)
+        if problems:
+            raise BuildError(problems)
+        (building / MARKER).write_text(marker(release, how.python), encoding="utf-8")
+        shutil.rmtree(place, ignore_errors=True)
+        building.replace(place)
+
+
+@contextlib.contextmanager
+def _only_one(root: str) -> Iterator[None]:
+    with Path(root, "releases", ".lock").open("w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _scratch(place: Path) -> Iterator[Path]:
+    """Give a path beside ``place`` at which nothing stands, before and after."""
+    scratch = place.with_name(f".building-{place.name}")
+    shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _uv(root: str, how: Build) -> str:
+    """Path of uv; the wheel of the wanted hash is installed where it is not there yet."""
+    place = Path(root, "uv", how.uv.partition("==")[2].split()[0])
+    if not place.is_dir():
+        with _scratch(place) as building:
+            _run(sys.executable, "-I", "-m", "venv", str(building))
+            requirement = building / "requirements.txt"
+            requirement.write_text(how.uv, encoding="utf-8")
+            pip = ("-I", "-m", "pip", "install", "--quiet", "--require-hashes", "--only-binary", ":all:")
+            _run(str(building / "bin/python"), *pip, "--requirement", str(requirement))
+            building.replace(place)
+    return str(place / "bin/uv")
+
+
+def _run(*argv: str) -> None:
+    outcome = subprocess.run(
+        argv,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    )
+    if outcome.returncode:
+        said = f"{' '.join(argv)} ended with {outcome.returncode}\n{outcome.stdout.rstrip()}"
+        raise BuildError([Problem("", "", said)])
+
+
+def smoke_test(venv: Path, version: str, unit: Mapping[str, str]) -> list[Problem]:
+    """Import what a server imports, and look for shared libraries that the kernels miss.
+
+    ``unit`` is the environment that units get (PATH, LD_LIBRARY_PATH, CUDA_HOME).
+    """
+    site = next(venv.glob("lib/python3.*/site-packages"))
+    statement = f"import sglang; print(sglang.__version__, flush=True); import {', '.join(IMPORTS)}"
+    with tempfile.TemporaryDirectory() as home:
+        imported = subprocess.run(
+            [str(venv / "bin/python"), "-I", "-W", "ignore", "-c", statement],
+            check=False,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            cwd=home,
+            env={**unit, "HOME": home, "XDG_CACHE_HOME": home, "LC_ALL": "C.UTF-8"},
+        )
+    wheels = [site / "torch/lib", *site.glob("nvidia/*/lib")]
+    listing = subprocess.run(
+        ["ldd", *map(str, site.glob("sgl_kernel/**/common_ops.*so"))],
+        check=False,
+        capture_output=True,
+        encoding="utf-8",
+        env={
+            **unit,
+            "LC_ALL": "C",
+            "LD_LIBRARY_PATH": ":".join([unit.get("LD_LIBRARY_PATH", ""), *map(str, wheels)]),
+        },
+    )
+    return judge(
+        version=version,
+        printed=imported.stdout,
+        error=imported.stderr if imported.returncode else "",
+        missing=missing_libraries(listing.stdout),
+    )
+
+
+def judge(*, version: str, printed: str, error: str, missing: Sequence[str]) -> list[Problem]:
+    """Judge the smoke test by what it printed, its traceback ("" for none) and the missing libraries.
+
+    Without a driver libcuda.so.1 is missing, the kernels cannot be loaded, and before 0.5.15 neither
+    can the server. A host without a GPU may be prepared all the same: that one library is forgiven.
+    """
+    where = f"SGLang {version}"
+    problems = []
+    found = printed.partition("\n")[0]
+    if found and found != version:
+        problems.append(Problem(where, "lock", f"installs SGLang {found}", f"give a lock of {version}"))
+    absent = sorted(set(missing) - {DRIVER})
+    if absent:
+        problems.append(
+            Problem(
+                where,
+                "libraries",
+                f"its kernels need {', '.join(absent)}, which this host lacks",
+                "add the package that has it to sglang_host_packages",
+            )
+        )
+    forgiven = found and DRIVER in missing and f"{DRIVER}: cannot open shared object file" in error
+    if error and not forgiven:
+        problems.append(Problem(where, "import", f"{first_error(error)}\n{error.rstrip()}"))
+    return problems
+
+
+def first_error(traceback: str) -> str:
+    """Find what a failed import is about.
+
+    The kernels' loader tries three ways and lists their errors; the first is the cause, and the
+    traceback ends in the last (``sgl_kernel/load_utils.py`` 0.4.2).
+    """
+    attempts = re.findall(r"^- (\w+: .+)$", traceback, re.MULTILINE)
+    return str(attempts[0]) if attempts else traceback.rstrip().rpartition("\n")[2]
