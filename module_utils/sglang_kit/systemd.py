@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 _UNIT = re.compile(r"/(?:sglang-[^/]+\.service|sglang\.target)$")
 
 
+class SystemdError(RuntimeError):
+    """A tool of systemd refused; the text is what it said."""
+
+
 def unit_names(paths: Iterable[str]) -> list[str]:
     """Names of the units among file paths."""
     return [path.rsplit("/", 1)[1] for path in paths if _UNIT.search(path)]
@@ -88,7 +92,7 @@ def show(units: Sequence[str], properties: Sequence[str]) -> dict[str, dict[str,
 
 
 def _properties(block: str) -> dict[str, str]:
-    return dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+    return dict(line.split("=", 1) for line in block.split("\n") if "=" in line)
 
 
 def unit_states(units: Sequence[str]) -> dict[str, UnitState]:
@@ -111,8 +115,11 @@ class JournalReader:
         """Yield the lines since the last call; long and binary ones whole (``--all``).
 
         Records are streamed: the first read of an old invocation may be of millions of lines.
+        A unit that never ran has none: the kernel's lines of this boot are not its own.
         """
         invocation, boot = self._state.invocation, self._boot
+        if not invocation:
+            return
         command = [
             *("journalctl", "--output=json", "--all", "--no-pager", "--quiet"),
             *([f"--after-cursor={self._cursor}"] if self._cursor else []),
@@ -129,7 +136,7 @@ class JournalReader:
                 self._lines = line.number
                 yield line
         if journalctl.returncode:
-            raise subprocess.CalledProcessError(journalctl.returncode, command)
+            raise SystemdError(f"journalctl ended with status {journalctl.returncode}")
 
     def _records(self, stream: Iterable[bytes]) -> Iterator[Record]:
         for raw in stream:
@@ -155,5 +162,10 @@ def running_fingerprint(pid: int) -> str | None:
 
 
 def _systemctl(*words: str) -> str:
-    """Run systemctl; raise ``CalledProcessError`` with its words."""
-    return subprocess.run(["systemctl", *words], check=True, capture_output=True, encoding="utf-8").stdout
+    outcome = subprocess.run(
+        ["systemctl", *words], check=False, capture_output=True, encoding="utf-8", errors="replace"
+    )
+    if outcome.returncode:
+        said = outcome.stderr.strip() or f"status {outcome.returncode}"
+        raise SystemdError(f"systemctl {' '.join(words)}: {said}")
+    return outcome.stdout
