@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import grp
+import importlib.util
+import json
+import os
+import pwd
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from ansible import module_utils
+from ansible.module_utils.testing import patch_module_args
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from tests.conftest import Tools
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+ROOMS = {place.name for place in (REPOSITORY / "module_utils" / "sglang_kit").glob("*.py")}
+
+SYSTEMCTL = """
+case "$1" in
+show) shift 2; for unit; do grep -qx "$unit" {enabled} && echo UnitFileState=enabled || echo UnitFileState=
+      echo; done;;
+enable) shift 2; for unit; do echo "$unit" >> {enabled}; done;;
+disable) shift 3; for unit; do test -e {units}/"$unit" && echo "$unit" >> {stopped_with_file}; done;;
+esac
+"""
+
+
+@pytest.fixture(scope="module")
+def sglang_units() -> ModuleType:
+    path = list(module_utils.__path__)
+    module_utils.__path__ = [*path, str(REPOSITORY / "module_utils")]
+    spec = importlib.util.spec_from_file_location("sglang_units", REPOSITORY / "library" / "sglang_units.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module_utils.__path__ = path
+    return module
+
+
+class Host:
+    """A host below a temporary directory, whose systemd is a script and whose root is who runs the tests."""
+
+    def __init__(
+        self, module: ModuleType, directory: Path, tools: Tools, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self._module = module
+        self._capsys = capsys
+        self._tools = tools
+        self.units = directory / "units"
+        self.etc = directory / "etc"
+        self.root = directory / "opt"
+        self.manifest = directory / "var" / "files.json"
+        self.stopped_with_file = directory / "stopped"
+        enabled = directory / "enabled"
+        enabled.touch()
+        tools.place(
+            "systemctl",
+            SYSTEMCTL.format(enabled=enabled, units=self.units, stopped_with_file=self.stopped_with_file),
+        )
+
+    def service(self, name: str = "chat", *lines: str) -> dict[str, str]:
+        text = ["[Unit]", f"Description={name}", "[Service]", "ExecStart=:/bin/true", *lines, ""]
+        return {"path": str(self.units / f"sglang-{name}.service"), "content": "\n".join(text)}
+
+    def variables(self, content: str = 'A="1"\n', **changes: str) -> dict[str, str]:
+        return {"path": str(self.etc / "chat.env"), "content": content, "mode": "0640", **changes}
+
+    def run(
+        self, *files: dict[str, str], enabled: tuple[str, ...] = (), check: bool = False
+    ) -> dict[str, Any]:
+        arguments = {
+            "files": list(files),
+            "enabled": list(enabled),
+            "root": str(self.root),
+            "manifest": str(self.manifest),
+            "_ansible_check_mode": check,
+        }
+        with patch_module_args(arguments), pytest.raises(SystemExit):
+            self._module.main()
+        result: dict[str, Any] = json.loads(self._capsys.readouterr().out)
+        return result
+
+    def systemctl(self) -> list[str]:
+        """How systemctl was told to act, without the questions."""
+        return [call for call in self._tools.calls("systemctl") if not call.startswith("show ")]
+
+
+@pytest.fixture
+def host(
+    sglang_units: ModuleType,
+    tmp_path: Path,
+    tools: Tools,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Host:
+    me, mine = pwd.getpwuid(os.geteuid()), grp.getgrgid(os.getegid())
+    others, other_groups = pwd.getpwnam, grp.getgrnam
+    monkeypatch.setattr(pwd, "getpwnam", lambda name: me if name == "root" else others(name))
+    monkeypatch.setattr(grp, "getgrnam", lambda name: mine if name == "root" else other_groups(name))
+    return Host(sglang_units, tmp_path, tools, capsys)
+
+
+def names(directory: Path) -> set[str]:
+    return {place.name for place in directory.rglob("*") if not place.is_dir()}
+
+
+def test_the_first_run_installs_the_set_and_the_kit(host: Host) -> None:
+    unit, variables = host.service(), host.variables()
+    result = host.run(unit, variables, enabled=("sglang-chat.service",))
+    assert result["changed"]
+    assert {unit["path"], variables["path"], f"{host.root}/kit", str(host.manifest)} <= set(
+        result["changed_paths"]
+    )
+    assert Path(unit["path"]).read_text(encoding="utf-8") == unit["content"]
+    assert Path(variables["path"]).stat().st_mode & 0o7777 == 0o640
+    assert names(host.root / "kit" / "sglang_kit") == ROOMS
+    assert host.systemctl() == ["daemon-reload", "enable --quiet sglang-chat.service"]
+
+
+def test_the_second_run_changes_nothing(host: Host) -> None:
+    files = host.service(), host.variables('A="a\r\nb"\n')
+    host.run(*files, enabled=("sglang-chat.service",))
+    told = host.systemctl()
+    result = host.run(*files, enabled=("sglang-chat.service",))
+    assert not result["changed"]
+    assert (result["changed_paths"], result["stopped"], result["diff"]) == ([], [], [])
+    assert host.systemctl() == told
+
+
+def test_check_mode_predicts_the_same_and_does_nothing(host: Host) -> None:
+    files = host.service(), host.variables(group="no-such-group-yet")
+    predicted = host.run(*files, enabled=("sglang-chat.service",), check=True)
+    assert names(host.units) | names(host.etc) | names(host.root) == set()
+    assert host.systemctl() == []
+    done = host.run(host.service(), host.variables(), enabled=("sglang-chat.service",))
+    assert predicted == {**done, "invocation": predicted["invocation"]}
+
+
+def test_check_mode_predicts_a_removal(host: Host) -> None:
+    host.run(host.service(), host.service("old"))
+    predicted = host.run(host.service(), check=True)
+    assert predicted["stopped"] == ["sglang-old.service"]
+    assert (host.units / "sglang-old.service").exists()
+    assert host.run(host.service())["changed_paths"] == predicted["changed_paths"]
+
+
+def test_the_diff_shows_each_file_before_and_after_but_not_the_kit(host: Host) -> None:
+    host.run(host.service(), host.variables('A="1"\n'))
+    result = host.run(host.service(), host.variables('A="2"\n'))
+    path = str(host.etc / "chat.env")
+    assert result["diff"] == [
+        {"before_header": path, "after_header": path, "before": 'A="1"\n', "after": 'A="2"\n'}
+    ]
+
+
+def test_the_first_diff_shows_the_kit_as_one_link(host: Host) -> None:
+    shown = [entry["after_header"] for entry in host.run(host.service())["diff"]]
+    assert shown == [str(host.units / "sglang-chat.service"), f"{host.root}/kit", str(host.manifest)]
+
+
+def test_a_change_of_no_unit_needs_no_reload(host: Host) -> None:
+    host.run(host.service(), host.variables())
+    told = host.systemctl()
+    assert host.run(host.service(), host.variables("B=1\n"))["changed"]
+    assert host.systemctl() == told
+
+
+def test_only_the_units_that_are_not_yet_enabled_are(host: Host) -> None:
+    host.run(host.service(), enabled=("sglang-chat.service",))
+    result = host.run(host.service(), enabled=("sglang-chat.service", "sglang.target"))
+    assert result["changed"]
+    assert result["changed_paths"] == []
+    assert host.systemctl()[-1] == "enable --quiet sglang.target"
+
+
+def test_units_that_systemd_refuses_change_nothing(host: Host) -> None:
+    host.run(host.service(), host.service("old"))
+    told = host.systemctl()
+    result = host.run(host.service("chat", "Typ=notify"), host.service("new"))
+    assert result["failed"]
+    assert "systemd refuses the units; nothing was changed:\nsglang-chat.service:5: " in result["msg"]
+    assert "Typ" in result["msg"]
+    assert names(host.units) == {"sglang-chat.service", "sglang-old.service"}
+    assert "Typ" not in (host.units / "sglang-chat.service").read_text(encoding="utf-8")
+    assert host.systemctl() == told
+
+
+def test_units_that_left_are_stopped_before_their_files_go(host: Host) -> None:
+    host.run(host.service(), host.service("old"), host.variables())
+    result = host.run(host.service())
+    assert result["stopped"] == ["sglang-old.service"]
+    assert set(result["changed_paths"]) == {
+        str(host.units / "sglang-old.service"),
+        str(host.etc / "chat.env"),
+        str(host.manifest),
+    }
+    assert host.stopped_with_file.read_text(encoding="utf-8") == "sglang-old.service\n"
+    assert host.systemctl()[-2:] == ["disable --now --quiet sglang-old.service", "daemon-reload"]
+    assert names(host.units) == {"sglang-chat.service"}
+
+
+def test_files_of_others_stay(host: Host) -> None:
+    host.run(host.service())
+    foreign = host.units / "sglang-foreign.service"
+    foreign.write_text("[Unit]\n", encoding="utf-8")
+    host.run()
+    assert names(host.units) == {"sglang-foreign.service"}
+
+
+def test_a_missing_group_changes_nothing(host: Host) -> None:
+    host.run(host.variables('A="1"\n'))
+    with pytest.raises(KeyError, match="no-such-group"):
+        host.run(host.service(), host.variables('A="2"\n', group="no-such-group"))
+    assert names(host.units) == set()
+    assert (host.etc / "chat.env").read_text(encoding="utf-8") == 'A="1"\n'
+
+
+def test_what_systemctl_refuses_is_told_in_its_words(
+    host: Host, tools: Tools, sglang_units: ModuleType
+) -> None:
+    tools.place("systemctl", "echo 'Unit sglang-chat.service is masked.' >&2; exit 1")
+    with pytest.raises(sglang_units.systemd.SystemdError, match="is masked"):
+        host.run(host.service(), enabled=("sglang-chat.service",))
+
+
+def test_what_stood_there_before_may_be_no_text(host: Host) -> None:
+    host.etc.mkdir()
+    (host.etc / "chat.env").write_bytes(b"\xff\xfe")
+    assert host.run(host.variables())["changed"]
+    assert (host.etc / "chat.env").read_text(encoding="utf-8") == 'A="1"\n'
+
+
+def test_ansible_ships_every_room_that_the_kit_needs_on_the_host(tmp_path: Path, host: Host) -> None:
+    """The rooms on the host come from the payload, which holds what the module imports."""
+    arguments = {"files": [host.service()], "root": str(host.root), "manifest": str(host.manifest)}
+    predicted = subprocess.run(
+        [
+            *(str(Path(sys.executable).with_name("ansible")), "localhost", "-i", "localhost,", "-c", "local"),
+            *("-e", f"ansible_python_interpreter={sys.executable}", "-m", "sglang_units"),
+            *("-a", json.dumps(arguments), "--check"),
+        ],
+        env={
+            **os.environ,
+            "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg"),
+            "ANSIBLE_LOCAL_TEMP": str(tmp_path / "local"),
+            "ANSIBLE_REMOTE_TEMP": str(tmp_path / "remote"),
+        },
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    needed = subprocess.run(
+        [sys.executable, "-c", "import sys, sglang_kit.cli; print(*sys.modules)"],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "module_utils")},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    shipped = set(re.findall(r"/sglang_kit/(\w+)\.py", predicted))
+    assert {"cli", "launch"} <= shipped <= {place.removesuffix(".py") for place in ROOMS}
+    assert {room.removeprefix("sglang_kit.") for room in needed if room.startswith("sglang_kit.")} <= shipped
