@@ -21,7 +21,8 @@ from .journal import redact
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .readiness import Observation
+    from .journal import Event
+    from .readiness import Observation, UnitState
 
 UNKNOWN = "unknown"
 _PHASES = {"draft_weights": "weights"}
@@ -102,28 +103,49 @@ class _Statement:
     evidence: tuple[Evidence, ...] = ()
 
 
-_SAID = (
-    "traceback usage_error bind_failed warmup_failed watchdog child_ended build_error exec_failed"
-    " unit_result unit_oom xid gpu_lost"
+_SAID = frozenset(
+    (
+        "usage_error",
+        "bind_failed",
+        "warmup_failed",
+        "watchdog",
+        "child_ended",
+        "build_error",
+        "link_error",
+        "exec_failed",
+        "unit_result",
+        "unit_oom",
+    )
 )
-_SAID_KINDS = frozenset(_SAID.split())
+LAST_WORD_LINES = 6
+"""Lines that may follow a traceback that was the last word: the main process cleans up."""
+
+
+def is_last_word(event: Event, last: int) -> bool:
+    """Whether nothing but cleaning up followed a traceback; ``last`` is the number of the last line."""
+    return event.kind == "traceback" and last - event.lines[-1].number <= LAST_WORD_LINES
 
 
 def _statements(seen: Observation) -> Iterator[_Statement]:
+    """List what may be a cause, in the order of the log.
+
+    Left out are tracebacks that the engine survived, and what the kernel says of other processes.
+    """
     pids = _pids(seen)
+    last = seen.last_lines[-1].number if seen.last_lines else 0
     for event in seen.events:
         evidence = tuple(Evidence(line.number, line.text) for line in event.lines)
         stage = seen.stages_at.get(event.number, seen.stage)
         if event.kind == "traceback":
-            for raised in event.raised:
-                yield _Statement(event.kind, str(raised), stage, evidence)
-        elif event.kind == "kernel_oom":
-            if event.fields["killed_pid"] in pids:
-                yield _Statement(event.kind, event.text, stage, evidence)
-        elif event.kind in _SAID_KINDS:
-            yield _Statement(event.kind, event.text, stage, evidence)
+            texts = [str(raised) for raised in event.raised]
+            said = bool(event.fields["decisive"]) or is_last_word(event, last)
+        else:
+            texts = [event.text]
+            said = event.kind in _SAID or event.fields.get("killed_pid", event.fields.get("xid_pid")) in pids
+        if said:
+            yield from (_Statement(event.kind, text, stage, evidence) for text in texts)
     if seen.unit is not None and seen.unit.lifecycle != "alive":
-        yield _Statement("unit", _unit_text(seen), seen.stage)
+        yield _Statement("unit", _unit_text(seen.unit), seen.stage)
 
 
 def _pids(seen: Observation) -> set[object]:
@@ -135,10 +157,7 @@ def _pids(seen: Observation) -> set[object]:
     return pids - {None, 0}
 
 
-def _unit_text(seen: Observation) -> str:
-    unit = seen.unit
-    if unit is None:
-        return ""
+def _unit_text(unit: UnitState) -> str:
     return f"load={unit.load_state} result={unit.result} end={unit.end} status={unit.end_status}"
 
 
@@ -341,7 +360,7 @@ CAUSES: tuple[Cause, ...] = (
         r"(?P<library>lib[\w.+-]+\.so[\w.]*): cannot open shared object file",
         "the shared library {library} is not installed or not on the library path",
         "install the package that holds {library} (libnuma.so.1: libnuma1; libcuda.so.1: the NVIDIA driver)",
-        kinds=("traceback", "build_error"),
+        kinds=("traceback", "link_error"),
         reference="#4778",
         phase="import",
     ),
@@ -376,7 +395,6 @@ CAUSES: tuple[Cause, ...] = (
         r"|Could not find nvcc|nvcc: (?:command )?not found",
         "the CUDA toolkit is not where the engine looks for it: {message}",
         "set CUDA_HOME to one absolute path that holds bin/nvcc",
-        kinds=("traceback", "build_error"),
         reference="#5002",
     ),
     _row(
@@ -391,7 +409,6 @@ CAUSES: tuple[Cause, ...] = (
         r"|No such file or directory: '(?:\S*/)?(?:gcc|g\+\+|cc)'",
         "the compiler or the Python headers are missing: {message}",
         "install gcc and the Python development headers",
-        kinds=("traceback", "build_error"),
         reference="#1117",
     ),
     # devices
@@ -419,20 +436,6 @@ CAUSES: tuple[Cause, ...] = (
         r"no kernel image is available for execution on the device",
         "a kernel of this release was not built for this GPU",
         "use a release that supports the GPU, or another backend",
-    ),
-    _row(
-        "gpu-lost",
-        r"fallen off the bus|Xid \([^)]*\): 79,",
-        "a GPU has fallen off the bus: {message}",
-        "power-cycle the host and check the card",
-        kinds=("gpu_lost", "xid"),
-    ),
-    _row(
-        "gpu-memory-error",
-        r"Xid \([^)]*\): (?:48|63|64|92|94|95|140),",
-        "a GPU reported a memory (ECC) error: {message}",
-        "drain the host, reset the GPU, and replace the card if it comes back",
-        kinds=("xid",),
     ),
     _row(
         "memory-unbalanced",
@@ -782,5 +785,28 @@ CAUSES: tuple[Cause, ...] = (
         "the main process was killed with SIGKILL; nothing in the log says by whom",
         _KILLED,
         kinds=("unit",),
+    ),
+    # hints, where nothing else is known
+    _row(
+        "compiler-missing",
+        r"Python\.h: No such file or directory",
+        "the Python headers are missing: {message}",
+        "install the Python development headers",
+        kinds=("build_error",),
+        reference="#1117",
+    ),
+    _row(
+        "gpu-lost",
+        r"Xid \([^)]*\): 79,",
+        "a GPU has fallen off the bus: {message}",
+        "power-cycle the host and check the card",
+        kinds=("xid",),
+    ),
+    _row(
+        "gpu-memory-error",
+        r"Xid \([^)]*\): (?:48|63|64|92|94|95|140),",
+        "a GPU reported a memory (ECC) error: {message}",
+        "drain the host, reset the GPU, and replace the card if it comes back",
+        kinds=("xid",),
     ),
 )

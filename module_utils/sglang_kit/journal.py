@@ -15,6 +15,7 @@ import json
 import re
 from calendar import timegm
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from time import strptime
 from typing import TYPE_CHECKING, Callable, Union
 
@@ -136,6 +137,9 @@ def _row(kind: str, needle: str, regex: str, **more: str) -> Pattern:
 
 
 PATTERNS: tuple[Pattern, ...] = (
+    # While serving: nearly all lines of a long log, so they are tried first
+    _row("batch", " batch, #", r"^(?:Prefill|Decode) batch, #"),
+    _row("access", ' HTTP/1.1" ', r'"(?:GET|POST|HEAD|PUT|DELETE) \S+ HTTP/1\.1" (?P<status_code>\d+)'),
     # Life of a start, in the order of a start
     _row("launch", "launch_server.py:", r"UserWarning: 'python -m sglang\.launch_server' is still supported"),
     _row(
@@ -265,9 +269,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "watchdog timeout",
         r"(?P<who>\w+) watchdog timeout \(self\.watchdog_timeout=(?P<limit_seconds>[\d.]+), self\.soft=False",
     ),
-    # While serving
-    _row("batch", " batch, #", r"^(?:Prefill|Decode) batch, #"),
-    _row("access", ' HTTP/1.1" ', r'"(?:GET|POST|HEAD|PUT|DELETE) \S+ HTTP/1\.1" (?P<status_code>\d+)'),
+    # Trouble while serving
     _row(
         "health_timeout",
         "from detokenizer for last",
@@ -278,9 +280,8 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("notice", "no_buffer is not compatible", r"Disabling overlap schedule since mamba no_buffer"),
     _row("notice", "disable radix cache", r"Hybrid GDN model detected, disable radix cache"),
     _row("notice", "RLIMIT_NOFILE", r"Fail to set RLIMIT_NOFILE"),
-    _row("build_error", "nvcc", r"nvcc: (?:command )?not found"),
     _row("build_error", "Python.h", r"Python\.h: No such file or directory"),
-    _row("build_error", "shared libraries:", r"error while loading shared libraries: (?P<library>[^:\s]+)"),
+    _row("link_error", "shared libraries:", r"error while loading shared libraries: (?P<library>[^:\s]+)"),
     # Progress bars
     _row("progress", "%|", r"(?:^|\s)(?P<what>[^\r|]*?):?\s*(?P<done_percent>\d+)%\|"),
     _row("progress", "% Completed |", r"(?P<what>[^\r|]*?):\s*(?P<done_percent>\d+)% Completed \|"),
@@ -307,10 +308,10 @@ PATTERNS: tuple[Pattern, ...] = (
     _row(
         "xid",
         "NVRM: Xid",
-        r"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+)\): (?P<xid_code>\d+), (?P<message>.*)",
+        r"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]+)\): (?P<xid_code>\d+),"
+        r"(?: pid='?(?P<xid_pid>\d+)'?,)? ?(?P<message>.*)",
         source=KERNEL,
     ),
-    _row("gpu_lost", "fallen off the bus", r"GPU (?:at )?\S* ?has fallen off the bus", source=KERNEL),
     # journald
     _row(
         "suppressed",
@@ -394,7 +395,7 @@ _SECRETS = (
 
 def redact(text: str) -> str:
     """Mask the values of keys and tokens that the engine prints (0.5.23 logs its whole argument record)."""
-    if "key" in text or "password" in text or "token" in text or "Bearer" in text:
+    if "key" in text or "password" in text or "hf_token" in text or "Bearer" in text:
         for secret in _SECRETS:
             text = secret.sub(r"\g<head>***", text)
     return text
@@ -484,10 +485,18 @@ class _Traceback:
         self.raised[-1] = replace(last, message=f"{last.message}\n{text}")
         return True
 
-    def _uncaught(self) -> bool:
-        """Whether nothing caught it: then its process has ended."""
-        frames = [piece.text for piece in self.lines[1:] if piece.text.startswith("  File ")]
-        return not self.context and bool(frames) and frames[0].endswith(_TOP_FRAMES)
+    def _decisive(self) -> bool:
+        """Whether it ended its process: nothing caught it, or the engine's own last handler did.
+
+        Others may have been logged and survived. A process of a compiler is none of the engine's.
+        """
+        if self.context:
+            return self.context.endswith(" hit an exception") or self.context.startswith(
+                "Initialization failed"
+            )
+        frames = [piece.text for piece in self.lines if piece.text.startswith("  File ")]
+        ends_process = bool(frames) and frames[0].endswith(_TOP_FRAMES)
+        return ends_process and any("/sglang/" in frame for frame in frames)
 
     def event(self) -> Event:
         """Close it."""
@@ -497,7 +506,7 @@ class _Traceback:
         raised = tuple(replace(one, message=one.message.strip()) for one in self.raised)
         return Event(
             kind="ignored_traceback" if self.context in _IGNORED else "traceback",
-            fields={"context": self.context, "uncaught": self._uncaught()},
+            fields={"context": self.context, "decisive": self._decisive()},
             lines=tuple(piece.line for piece in self.lines),
             rank=head.rank,
             raised=raised,
@@ -725,8 +734,12 @@ def parse_text(number: int, text: str) -> Line:
         pid = int(syslog["pid"]) if syslog["pid"] else None
         source = _SOURCES.get(syslog["name"], ENGINE)
     stamp = _STAMP.search(text)
-    time = float(timegm(strptime(stamp["date"], "%Y-%m-%d %H:%M:%S"))) if stamp else None
-    return Line(number, text, time, pid, source)
+    return Line(number, text, _seconds(stamp["date"]) if stamp else None, pid, source)
+
+
+@lru_cache(maxsize=8)
+def _seconds(date: str) -> float:
+    return float(timegm(strptime(date, "%Y-%m-%d %H:%M:%S")))
 
 
 # --- pools ---------------------------------------------------------------------------------------

@@ -254,12 +254,12 @@ class Expectation:
 
     @classmethod
     def from_plan(cls, plan: Mapping[str, Any]) -> Expectation:
-        """Take what a plan of ``plan.plan_host`` says."""
+        """Take what a plan of ``plan.plan_host`` says; what it lacks is not checked."""
         return cls(
-            model=plan["model"],
-            served_model_name=plan["served_model_name"],
-            port=plan["port"],
-            argv=tuple(plan["argv"]),
+            model=plan.get("model", ""),
+            served_model_name=plan.get("served_model_name", ""),
+            port=plan.get("port", 0),
+            argv=tuple(plan.get("argv", ())),
             accept_overrides=frozenset(plan.get("accept_overrides", ())),
             context_length=plan.get("context_length") or 0,
             concurrency=plan.get("concurrency") or 0,
@@ -610,7 +610,16 @@ FATAL = (
 )
 """Events after which a start cannot succeed."""
 _STOPS = ("stop_requested", "unit_stop")
-_EVIDENCE = ("notice", "traceback", "kernel_oom", "unit_oom", "xid", "gpu_lost", "build_error", "suppressed")
+_EVIDENCE = (
+    "notice",
+    "traceback",
+    "kernel_oom",
+    "unit_oom",
+    "xid",
+    "build_error",
+    "link_error",
+    "suppressed",
+)
 _KEPT = frozenset((*FATAL, *_STOPS, *_BEGINS, *_EVIDENCE, "listen"))
 _QUIET = frozenset({"access", "batch", "health_timeout", "suppressed"})
 """Events that are no progress of a start: access lines are our own questions."""
@@ -649,6 +658,7 @@ class Follower:
         self._invocation = ""
         self._ready_since: float | None = None
         self._held = 0
+        self._last = 0
         self._last_lines: deque[Line] = deque(maxlen=5)
 
     # lines
@@ -661,7 +671,9 @@ class Follower:
                 self._started = at
             if line.source == ENGINE and not self._stages:
                 self._enter("arguments", at)
-            self._last_lines.append(line)
+            if line.source == ENGINE and line.text.strip():
+                self._last = line.number
+                self._last_lines.append(line)
             quiet = False
             for event in self._fold.feed(line):
                 self._take(event, at)
@@ -671,6 +683,8 @@ class Follower:
 
     def _take(self, event: Event, at: float) -> None:
         kind = event.kind
+        if kind in _QUIET:
+            return
         if kind == "progress":
             what = str(event.fields.get("what", "")).strip()
             self._progress = f"{what} {event.fields['done_percent']}%".strip()
@@ -779,11 +793,10 @@ class Follower:
     def _fatal(self, *, ended: bool) -> Event | None:
         """Return the first event after which this start cannot succeed."""
         for event in self._events:
-            if event.kind in FATAL:
+            if event.kind in FATAL or (event.kind == "traceback" and event.fields["decisive"]):
                 return event
-            uncaught = event.kind == "traceback" and event.fields["uncaught"]
-            if uncaught or (event.kind == "traceback" and ended and self._ready_since is None):
-                return event
+        if ended and self._ready_since is None:
+            return next((event for event in self._events if diagnosis.is_last_word(event, self._last)), None)
         return None
 
     def _stop_came_first(self, fatal: Event | None, unit: UnitState | None, lifecycle: str) -> bool:

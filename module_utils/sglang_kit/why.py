@@ -1,0 +1,198 @@
+"""Why did it fail? A log file is read and explained, with no host and no Ansible.
+
+``python -m sglang_kit.why --log FILE [--plan FILE] [--json]``, from ``module_utils/``. The file may hold
+what the engine printed, what ``journalctl`` printed of the unit, or ``journalctl -o json --all``. Where it
+holds several starts, the last one counts. It is read once, line by line, whatever its size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from .journal import ENGINE, SYSTEMD, Line, parse_record, parse_text, record_lines
+from .quantity import human
+from .readiness import STAGE_NAMES, Expectation, Follower, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from .journal import Record
+
+_LAUNCH = re.compile(r"launch_server\.py:\d+: UserWarning: 'python -m sglang\.launch_server'")
+_ARGUMENTS = re.compile(r"\bserver_args=(?:ServerArgs\(|\{)")
+
+
+def lines_of(raw: Iterable[bytes]) -> Iterator[tuple[Line, str]]:
+    """Read a log's lines, each with the invocation it belongs to (empty where the log does not say)."""
+    for number, content in enumerate(raw, start=1):
+        record = parse_record(content) if content.startswith(b"{") else None
+        if record:
+            yield from ((line, record.invocation) for line in _record_lines(record, number))
+        else:
+            yield parse_text(number, content.decode(errors="backslashreplace").rstrip("\r\n")), ""
+
+
+def _record_lines(record: Record, number: int) -> Iterator[Line]:
+    """Give a record's lines the number of the line of the file that holds them."""
+    return (replace(line, number=number) for line in record_lines([record]))
+
+
+UNTIMED_LINES = 10_000
+"""Lines at the head of a log that may wait for the first time in it."""
+
+
+def timed(lines: Iterable[tuple[Line, str]]) -> Iterator[tuple[Line, str]]:
+    """Give lines without a time that of the line before them; at the head of a log, of the first with one."""
+    waiting: list[tuple[Line, str]] = []
+    now: float | None = None
+    for line, invocation in lines:
+        if line.time is not None:
+            now = line.time
+            if not waiting:
+                yield line, invocation
+                continue
+        waiting.append((line, invocation))
+        if now is not None or len(waiting) >= UNTIMED_LINES:
+            yield from ((replace(one, time=now or 0.0), mark) for one, mark in waiting)
+            waiting.clear()
+    yield from ((replace(one, time=0.0), mark) for one, mark in waiting)
+
+
+class LastStart:
+    """Follows a log of several starts and keeps the last one."""
+
+    def __init__(self, expectation: Expectation) -> None:
+        """Judge by what was planned, as far as that is known."""
+        self._expectation = expectation
+        self._begin("")
+        self.starts = 1
+        self._now = 0.0
+
+    def _begin(self, invocation: str) -> None:
+        self._follower = Follower(self._expectation)
+        self._invocation = invocation
+        self._launched = self._has_arguments = self._has_output = False
+
+    def feed(self, line: Line, invocation: str) -> None:
+        """Take the next line of the log."""
+        if self._starts_anew(line, invocation):
+            self._begin(invocation)
+            self.starts += 1
+        self._invocation = self._invocation or invocation
+        if line.source == ENGINE:
+            self._has_output = True
+            self._launched = self._launched or bool(_LAUNCH.search(line.text))
+            self._has_arguments = self._has_arguments or bool(_ARGUMENTS.search(line.text))
+        self._now = line.time or 0.0
+        self._follower.feed([line], self._now)
+
+    def _starts_anew(self, line: Line, invocation: str) -> bool:
+        if invocation and self._invocation:
+            return invocation != self._invocation
+        if line.source == SYSTEMD:
+            return self._has_output and line.text.startswith("Starting ")
+        if line.source != ENGINE:
+            return False
+        return bool(
+            (self._launched and _LAUNCH.search(line.text))
+            or (self._has_arguments and _ARGUMENTS.search(line.text))
+        )
+
+    def verdict(self) -> Verdict:
+        """Judge the last start by all that the log says of it."""
+        return self._follower.observe(self._now, ended=True)
+
+
+def explain(raw: Iterable[bytes], expectation: Expectation) -> tuple[Verdict, int]:
+    """Judge a log; return the verdict on its last start, and how many starts it holds."""
+    last = LastStart(replace(expectation, log_only=True))
+    for line, invocation in timed(lines_of(raw)):
+        last.feed(line, invocation)
+    return last.verdict(), last.starts
+
+
+def as_json(verdict: Verdict, starts: int) -> dict[str, Any]:
+    """Return the answer as plain values; stages begin at seconds since the start."""
+    first = verdict.stages[0].begin if verdict.stages else 0.0
+    return {
+        "state": verdict.state,
+        "phase": verdict.phase or verdict.stage,
+        "cause": verdict.cause or None,
+        "sentence": verdict.sentence,
+        "remedy": verdict.remedy,
+        "reference": verdict.reference,
+        "evidence": [{"number": line.number, "text": line.text} for line in verdict.evidence],
+        "stages": [
+            {"name": stage.name, "begin": stage.begin - first, "seconds": stage.seconds}
+            for stage in verdict.stages
+        ],
+        "allocated": verdict.allocated.as_dict(),
+        "notes": list(verdict.notes),
+        "starts": starts,
+    }
+
+
+def as_text(verdict: Verdict, starts: int) -> str:
+    """Render the answer for people; nothing is cut off."""
+    phase = verdict.phase or verdict.stage
+    rows = [
+        ("state", verdict.state),
+        ("phase", STAGE_NAMES.get(phase, phase)),
+        ("cause", f"{verdict.cause}: {verdict.sentence}" if verdict.cause else ""),
+        ("remedy", verdict.remedy),
+        ("see", verdict.reference),
+        ("starts", f"the log holds {starts}; this is the last one" if starts > 1 else ""),
+        ("stages", ", ".join(_stage(stage.name, stage.seconds) for stage in verdict.stages)),
+        ("allocated", ", ".join(_pool(*pool) for pool in verdict.allocated.as_dict().items())),
+    ]
+    text = [f"{name:<10} {value}" for name, value in rows if value]
+    text += [f"note       {note}" for note in verdict.notes]
+    text += [f"{line.number:>10} {line.text}" for line in verdict.evidence]
+    return "\n".join(text)
+
+
+def _stage(name: str, seconds: float | None) -> str:
+    title = STAGE_NAMES.get(name, name)
+    return title if seconds is None else f"{title} {seconds:.0f} s"
+
+
+def _pool(name: str, value: int) -> str:
+    stem, _, unit = name.rpartition("_")
+    title = stem.replace("_", " ")
+    return f"{title} {human(value)}" if unit == "bytes" else f"{title} {value} {unit}"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit status is 0 whatever the log says."""
+    parser = argparse.ArgumentParser(prog="sglang-why", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--log", required=True, metavar="FILE", help="the log, - for standard input")
+    parser.add_argument("--plan", type=Path, metavar="FILE", help="the instance's plan, as JSON")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(words)
+    plan = json.loads(options.plan.read_text(encoding="utf-8")) if options.plan else {}
+    expectation = Expectation.from_plan(plan)
+    try:
+        with _open(options.log) as raw:
+            verdict, starts = explain(raw, expectation)
+    except OSError as error:
+        parser.error(str(error))
+    if options.json:
+        text = json.dumps(as_json(verdict, starts), indent=2, ensure_ascii=False)
+    else:
+        text = as_text(verdict, starts)
+    sys.stdout.write(f"{text}\n")
+    return 0
+
+
+def _open(name: str) -> IO[bytes]:
+    return sys.stdin.buffer if name == "-" else Path(name).open("rb")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
