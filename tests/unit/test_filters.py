@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from ansible.errors import AnsibleTemplateError
+from ansible.parsing.dataloader import DataLoader
+from ansible.plugins.loader import filter_loader
+from ansible.template import Templar, trust_as_template
+from sglang_kit.plan import HostSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Evaluate = Callable[..., Any]
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+PLUGINS = REPOSITORY / "filter_plugins"
+SIDECARS = {place.stem: place for place in PLUGINS.glob("*.yml")}
+
+INVENTORY = """
+host:
+  name: metal
+  engine_version: 0.5.23
+  release: /opt/sglang/releases/0.5.23
+  accelerator: nvidia
+  gpu_count: 4
+  path: null
+  reserved_gpus: [0]
+base_port: 30000
+instances:
+  - name: chat
+    model: "/srv/models/{{ family }}-8b"
+    port: "{{ base_port + 1 }}"
+    gpus: [1, 2]
+    memory: {fraction: 0.85}
+    args: {log-level: debug}
+    env: {GREETING: "größe: 100 %"}
+  - name: coder
+    model: /srv/models/coder
+    port: "{{ base_port + 2 }}"
+    gpus: ["3"]
+family: qwen
+"""
+
+
+def run_tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a tool of Ansible as somebody would in this repository."""
+    return subprocess.run(
+        [str(Path(sys.executable).with_name(name)), *arguments],
+        env={**os.environ, "ANSIBLE_CONFIG": str(REPOSITORY / "ansible.cfg")},
+        cwd=REPOSITORY,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def evaluate(tmp_path: Path) -> Evaluate:
+    """Evaluate an expression over the inventory above as a playbook of this project would."""
+    filter_loader.add_directory(str(PLUGINS))
+    inventory = tmp_path / "metal.yml"
+    inventory.write_text(INVENTORY, encoding="utf-8")
+    loader = DataLoader()
+    variables = loader.load_from_file(str(inventory), trusted_as_template=True)
+
+    def evaluate_expression(expression: str, **changes: object) -> Any:  # noqa: ANN401 - any value
+        templar = Templar(loader, variables={**variables, **changes})
+        return templar.template(trust_as_template("{{ " + expression + " }}"))
+
+    return evaluate_expression
+
+
+def test_the_plan_of_an_inventory_as_ansible_holds_it(evaluate: Evaluate) -> None:
+    chat, coder = evaluate("instances | sglang_plan(host)")
+    assert (chat["name"], chat["port"], chat["nccl_port"]) == ("chat", 30001, 40001)
+    assert chat["model"] == "/srv/models/qwen-8b"
+    assert chat["argv"][-2:] == ["--log-level", "debug"]
+    assert 'GREETING="größe: 100 %"' in chat["environment_lines"]
+    assert (coder["unit"], coder["gpus"]) == ("sglang-coder.service", ["3"])
+
+
+def test_a_plan_holds_nothing_but_json(evaluate: Evaluate) -> None:
+    plans = evaluate("instances | sglang_plan(host)")
+    assert json.loads(evaluate("instances | sglang_plan(host) | to_json")) == plans
+
+
+def test_every_fault_reaches_the_user_with_the_instances_name(evaluate: Evaluate) -> None:
+    faulty = "[instances[0] | combine({'port': 80}), instances[1] | combine({'gpus': [0, 9]})]"
+    with pytest.raises(AnsibleTemplateError) as raised:
+        evaluate(f"{faulty} | sglang_plan(host)")
+    told = str(raised.value)
+    assert "3 problems:" in told
+    assert "chat: port: 80 is not from 1024 to 65535; use 1024" in told
+    assert "coder: gpus: GPU 0 is reserved for another service; free GPUs are 3" in told
+    assert "coder: gpus: GPU 9 is not among this host's 4; free GPUs are 3" in told
+    assert "sglang_plan" in told
+
+
+def test_a_fault_of_the_host_reaches_the_user_too(evaluate: Evaluate) -> None:
+    with pytest.raises(AnsibleTemplateError, match="sglang_host_reserved_gpus: '0' is not a list"):
+        evaluate("instances | sglang_plan(host | combine({'reserved_gpus': '0'}))")
+
+
+def test_a_fault_is_shown_with_its_place_in_the_inventory(tmp_path: Path) -> None:
+    variables = tmp_path / "host_vars" / "metal.yml"
+    variables.parent.mkdir()
+    variables.write_text(INVENTORY.replace("[1, 2]", "[1, 9]"), encoding="utf-8")
+    (tmp_path / "hosts.yml").write_text("all: {hosts: {metal: {}}}\n", encoding="utf-8")
+    outcome = run_tool(
+        *("ansible", "metal", "-i", str(tmp_path / "hosts.yml"), "-m", "ansible.builtin.debug"),
+        *("-a", "msg={{ instances | sglang_plan(host) }}"),
+    )
+    assert outcome.returncode != 0
+    told = " ".join(outcome.stderr.split())
+    assert "chat: gpus: GPU 9 is not among this host's 4; free GPUs are 2" in told
+    line = INVENTORY.splitlines().index("  - name: chat") + 1
+    assert f"{variables}:{line}:" in told
+
+
+def test_an_undefined_variable_is_named(evaluate: Evaluate) -> None:
+    with pytest.raises(AnsibleTemplateError, match="'nowhere' is undefined"):
+        evaluate("[{'name': 'chat', 'model': nowhere, 'port': 30000}] | sglang_plan(host)")
+
+
+def test_actions_follow_from_what_runs(evaluate: Evaluate) -> None:
+    seen = "{'chat': {'active': 'active', 'fingerprint': plans[0].fingerprint}}"
+    plans = evaluate("instances | sglang_plan(host)")
+    actions = evaluate(f"plans | sglang_actions({seen})", plans=plans)
+    assert [(action["name"], action["action"]) for action in actions] == [
+        ("chat", "none"),
+        ("coder", "start"),
+    ]
+
+
+def test_a_report_is_lines_of_text(evaluate: Evaluate) -> None:
+    told = evaluate("instances | sglang_plan(host) | sglang_report | join('\n')")
+    for essential in ("instance", "chat", "coder", "1,2", "30001"):
+        assert essential in told
+
+
+def test_every_filter_has_its_document_and_every_document_its_filter() -> None:
+    filter_loader.add_directory(str(PLUGINS))
+    plugin = filter_loader.get("sglang_plan")
+    assert plugin is not None, "the filter file does not load, which Ansible tells as a warning only"
+    filters = sys.modules[plugin.j2_function.__module__].FilterModule().filters()
+    assert set(filters) == set(SIDECARS)
+
+
+@pytest.fixture(scope="module")
+def documents() -> dict[str, Any]:
+    """Read the documents of the filters as ansible-doc does."""
+    outcome = run_tool("ansible-doc", "-t", "filter", "-j", *sorted(SIDECARS))
+    documents: dict[str, Any] = json.loads(outcome.stdout)
+    return documents
+
+
+@pytest.mark.parametrize("name", sorted(SIDECARS))
+def test_ansible_doc_finds_the_document(documents: dict[str, Any], name: str) -> None:
+    document = documents[name]
+    assert document["doc"]["filename"] == str(SIDECARS[name])
+    assert document["doc"]["name"] == name
+    assert document["doc"]["options"]["_input"]["required"]
+    assert document["return"]["_value"]["sample"]
+
+
+@pytest.mark.parametrize("name", sorted(SIDECARS))
+def test_the_document_names_the_parameters_of_the_function(documents: dict[str, Any], name: str) -> None:
+    filter_loader.add_directory(str(PLUGINS))
+    code = filter_loader.get(name).j2_function.__code__
+    _, *others = code.co_varnames[: code.co_argcount]
+    options = documents[name]["doc"]["options"]
+    assert set(options) == {"_input", *others}
+    assert documents[name]["doc"]["positional"].split(", ") == ["_input", *others]
+
+
+@pytest.mark.parametrize("name", sorted(SIDECARS))
+def test_the_examples_are_tasks_that_use_the_filter(documents: dict[str, Any], name: str) -> None:
+    tasks = yaml.safe_load(documents[name]["examples"])
+    assert all(task["name"] for task in tasks)
+    assert f"| {name}" in documents[name]["examples"]
+
+
+def test_the_example_of_a_plan_can_be_planned(documents: dict[str, Any], evaluate: Evaluate) -> None:
+    (task,) = yaml.safe_load(documents["sglang_plan"]["examples"])
+    plans = evaluate("instances | sglang_plan(host)", **task["vars"])
+    assert plans[1]["after"] == ["sglang-chat.service"]
+
+
+def test_the_documented_host_settings_are_the_real_ones(documents: dict[str, Any]) -> None:
+    documented = documents["sglang_plan"]["doc"]["options"]["host"]["suboptions"]
+    real = {field.name: field.default for field in fields(HostSettings)}
+    assert set(documented) == set(real)
+    for name, default in real.items():
+        assert documented[name].get("required", False) == (default is MISSING)
+        if default is not MISSING:
+            assert documented[name].get("default") == (list(default) if default == () else default)
