@@ -20,6 +20,7 @@ BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 # What has to be on the machine, and the Debian or Ubuntu package that brings it.
 TOOLS = {
+    "apt-get": "apt",
     "mmdebstrap": "mmdebstrap",
     "systemd-nspawn": "systemd-container",
     "ssh": "openssh-client",
@@ -104,10 +105,10 @@ def sources(targets: str, suite: str) -> list[str]:
     not Debian, none fits and Debian's own mirrors are taken.
     """
     archive, security = ARCHIVE, SECURITY
-    for line in reversed(targets.splitlines()):
-        uri, release, component = line.split()
+    for line in reversed(targets.splitlines()):  # so that of several mirrors the first counts
+        uri, release, *component = line.split()
         base, _, pocket = release.partition("-")
-        if component != "main" or base not in DEBIAN:
+        if component != ["main"] or base not in DEBIAN:
             continue
         if pocket == "security":
             security = uri.rstrip("/")
@@ -122,7 +123,8 @@ def sources(targets: str, suite: str) -> list[str]:
 
 def certificates(bundle: str) -> list[str]:
     """Split a PEM bundle into its certificates."""
-    return re.findall(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", bundle, flags=re.DOTALL)
+    found = re.findall(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", bundle, flags=re.DOTALL)
+    return [f"{certificate}\n" for certificate in found]
 
 
 def read_existing(*paths: Path) -> list[str]:
