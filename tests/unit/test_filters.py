@@ -120,7 +120,7 @@ def test_a_fault_is_shown_with_its_place_in_the_inventory(tmp_path: Path) -> Non
         *("-a", "msg={{ instances | sglang_plan(host) }}"),
     )
     assert outcome.returncode != 0
-    told = " ".join(outcome.stderr.split())
+    told = " ".join((outcome.stdout + outcome.stderr).split())
     assert "chat: gpus: GPU 9 is not among this host's 4; free GPUs are 2" in told
     line = INVENTORY.splitlines().index("  - name: chat") + 1
     assert f"{variables}:{line}:" in told
