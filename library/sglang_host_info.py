@@ -126,7 +126,7 @@ paths:
   description: What the units get as C(cuda_home), C(path) and C(library_path).
   type: dict
   returned: always
-  sample: {cuda_home: /usr/local/cuda, path: "/usr/local/cuda/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", library_path: ""}
+  sample: {cuda_home: /usr/local/cuda, path: "/usr/local/cuda/bin:/usr/bin:/bin", library_path: ""}
 missing:
   description: Packages, directories, user and group that a deploy will make or change.
   type: dict
@@ -137,11 +137,35 @@ host:
   type: dict
   returned: always
   contains:
-    gpus: {description: "C(index), C(uuid), C(name), C(compute_capability), C(memory_total_bytes), C(memory_free_bytes).", type: list, elements: dict}
-    processes: {description: "Processes on the GPUs: C(gpu), C(pid), C(memory_bytes), C(unit), C(command).", type: list, elements: dict}
-    driver: {description: Version of the driver., type: str}
-    cuda: {description: Newest CUDA that the driver serves., type: list, elements: int}
-    container: {description: "Kind of container, or C(none).", type: str}
+    gpus:
+      description: Index, UUID, name, compute capability, total and free memory of each GPU.
+      type: list
+      elements: dict
+      sample:
+        - index: 0
+          uuid: GPU-801ccd96-2bce-386d-e5db-516af698cdc4
+          name: NVIDIA H200
+          compute_capability: "9.0"
+          memory_total_bytes: 150754820096
+          memory_free_bytes: 150109945856
+    processes:
+      description: Processes that hold GPU memory; unit and command are empty where they cannot be seen.
+      type: list
+      elements: dict
+      sample: [{gpu: 0, pid: 559, memory_bytes: 4934598656, unit: other.service, command: python3 serve.py}]
+    driver:
+      description: Version of the NVIDIA driver; empty without one.
+      type: str
+      sample: 580.159.04
+    cuda:
+      description: Newest CUDA that the driver serves.
+      type: list
+      elements: int
+      sample: [13, 0]
+    container:
+      description: Kind of container that the host is, or V(none).
+      type: str
+      sample: none
 """
 
 import dataclasses

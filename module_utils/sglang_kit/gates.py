@@ -16,7 +16,7 @@ from .quantity import GIB, human
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from .platform_facts import Directory, Facts, Version
+    from .platform_facts import Facts, Version
 
 SYSTEMD = 247
 """``LoadCredential=`` (247) hands secrets to the units."""
