@@ -141,7 +141,6 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("batch", " batch, #", r"^(?:Prefill|Decode) batch, #"),
     _row("access", ' HTTP/1.1" ', r'"(?:GET|POST|HEAD|PUT|DELETE) \S+ HTTP/1\.1" (?P<status_code>\d+)'),
     # Life of a start, in the order of a start
-    _row("launch", "launch_server.py:", r"UserWarning: 'python -m sglang\.launch_server' is still supported"),
     _row(
         "usage_error",
         ": error: ",
@@ -228,11 +227,6 @@ PATTERNS: tuple[Pattern, ...] = (
     # Stopping
     _row("stop_requested", "SIGTERM received.", r"SIGTERM received\."),
     _row("stop_requested", "Signal SIGTERM received", r"Signal SIGTERM received while health check failed"),
-    _row(
-        "drained",
-        "Gracefully exiting",
-        r"Gracefully exiting\.\.\. Remaining number of requests (?P<left_requests>\d+)",
-    ),
     # Ends of processes
     _row(
         "bind_failed",
@@ -421,6 +415,7 @@ _FOREIGN = re.compile(
 _CONTEXT = re.compile(r"(?P<context>Exception ignored in|Exception in thread|Exception in ASGI application)")
 _IGNORED = ("Exception ignored in", "Exception in ASGI application")
 """Python goes on after the first (a destructor), the server after the second (one request)."""
+_LAST_HANDLER = re.compile(r" hit an exception$|^Initialization failed")
 _TOP_FRAMES = (", in <module>", ", in _run_module_as_main", ", in _bootstrap")
 """First frame of a traceback that ended a process: the main one's, a spawned one's or a forked one's."""
 LONGEST_TRACEBACK = 5000
@@ -491,10 +486,10 @@ class _Traceback:
         Others may have been logged and survived. A process of a compiler is none of the engine's.
         """
         if self.context:
-            return self.context.endswith(" hit an exception") or self.context.startswith(
-                "Initialization failed"
-            )
-        frames = [piece.text for piece in self.lines if piece.text.startswith("  File ")]
+            return bool(_LAST_HANDLER.search(self.context))
+        texts = [piece.text for piece in self.lines]
+        last_head = max(place for place, text in enumerate(texts) if TRACEBACK in text)
+        frames = [text for text in texts[last_head:] if text.startswith("  File ")]
         ends_process = bool(frames) and frames[0].endswith(_TOP_FRAMES)
         return ends_process and any("/sglang/" in frame for frame in frames)
 
@@ -525,8 +520,7 @@ class Fold:
     @property
     def open_since(self) -> float | None:
         """Time of the newest line of a traceback that may still go on; None where none is open."""
-        times = [traceback.time for traceback in self._open.values() if traceback.time is not None]
-        return max(times, default=None)
+        return max((traceback.time or 0.0 for traceback in self._open.values()), default=None)
 
     def feed(self, line: Line) -> Iterator[Event]:
         """Yield what this line, and the traceback that it ends, say."""
@@ -649,9 +643,7 @@ def parse_record(raw: str | bytes) -> Record | None:
         time=_microseconds(entry, "__MONOTONIC_TIMESTAMP"),
         wall=_microseconds(entry, "__REALTIME_TIMESTAMP"),
         boot=_text(entry, "_BOOT_ID"),
-        invocation=_text(entry, "_SYSTEMD_INVOCATION_ID")
-        if pid != "1"
-        else _text(entry, "INVOCATION_ID") or _text(entry, "USER_INVOCATION_ID"),
+        invocation=_text(entry, "_SYSTEMD_INVOCATION_ID") if pid != "1" else _text(entry, "INVOCATION_ID"),
         source=_source(entry, pid),
         pid=int(pid) if pid.isdigit() else None,
         cursor=_text(entry, "__CURSOR"),
@@ -850,11 +842,6 @@ class Pools:
     def take(self, event: Event) -> None:
         """Read one event."""
         self._ranks.setdefault(event.rank, _RankPools()).take(event)
-
-    @property
-    def ranks(self) -> tuple[str, ...]:
-        """Ranks that have finished their pools."""
-        return tuple(rank for rank, pools in self._ranks.items() if pools.seen.get("pools_end"))
 
     def allocated(self) -> Allocated:
         """Fold the ranks."""
