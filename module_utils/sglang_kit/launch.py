@@ -22,13 +22,15 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
+from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import probe
+from .diagnosis import signal_name
 from .journal import Line, redact
 from .readiness import FAILED, LOADING, READY, STALLED, Answers, Expectation, Follower, child_state
 
@@ -44,6 +46,13 @@ GRACE_SECONDS = 2.0
 """How long an engine whose start has failed may go on writing before it is killed."""
 TICK_SECONDS = 0.25
 EXTENSION_SECONDS = 60
+PIPE_BYTES = 1 << 20
+"""No pipe holds more by default (16 pages of 4 to 64 KiB): one read takes all there is."""
+TAIL_LINES = 2000
+"""Newest lines that are kept while serving and judged only when the engine has ended: none of the texts
+that requests bring into the log can disturb what serves."""
+STATUS_LENGTH = 1000
+"""Characters; systemd ignores a notification of more than 4096 bytes."""
 PROOF = "proof.json"
 TERMINAL_STOPS = {0, -signal.SIGTERM, -signal.SIGKILL}
 """Ends of the engine's main process that a requested stop explains: a drain, one before the listener
@@ -54,9 +63,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def main(words: Sequence[str]) -> int:
     """Run ``launch PLAN_FILE -- ARGV...``; the result is the unit's exit status."""
-    plan_file, dashes, *argv = words
-    if dashes != "--" or not argv:
+    if list(words[1:2]) != ["--"] or not words[2:]:
         raise SystemExit("usage: launch PLAN_FILE -- ARGV...")
+    plan_file, _, *argv = words
     plan = json.loads(Path(plan_file).read_text(encoding="utf-8"))
     return Launcher(plan, argv, Notifier(os.environ.pop("NOTIFY_SOCKET", ""))).run()
 
@@ -67,13 +76,13 @@ class Notifier:
     def __init__(self, address: str) -> None:
         """``address`` is the text of ``NOTIFY_SOCKET``; a leading ``@`` stands for an abstract socket."""
         self._address = f"\0{address[1:]}" if address.startswith("@") else address
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
 
     def send(self, **fields: object) -> None:
-        """Send assignments such as ``READY=1``."""
+        """Send assignments such as ``READY=1``; a value cannot bring in further ones."""
         if self._address:
-            text = "\n".join(f"{name}={value}" for name, value in fields.items())
-            self._socket.sendto(text.encode(), self._address)
+            lines = [f"{name}={_one_line(str(value))[:STATUS_LENGTH]}" for name, value in fields.items()]
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.sendto("\n".join(lines).encode(), self._address)
 
 
 class Launcher:
@@ -89,9 +98,11 @@ class Launcher:
         self._prober = Prober(expectation, plan["host"], self._wakeup_end)
         self._rest = b""
         self._lines = 0
+        self._tail: deque[Line] = deque(maxlen=TAIL_LINES)
         self._verdict: Verdict | None = None
         self._failed_since: float | None = None
-        self._extended = 0.0
+        self._condemned: Verdict | None = None
+        self._extended = -float(EXTENSION_SECONDS)
         self._stop_requested = False
 
     def run(self) -> int:
@@ -114,7 +125,12 @@ class Launcher:
                 self._follow(engine)
                 status = _reap(engine)
         self._relay(output)
+        self._take([self._rest])
         return self._translate(engine, status)
+
+    @property
+    def _serving(self) -> bool:
+        return self._verdict is not None and self._verdict.state == READY
 
     def _pass_signals_on(self, received: bytes, engine: int) -> None:
         """Hand a request to stop to the engine's main process; other signals only wake the loop."""
@@ -124,31 +140,33 @@ class Launcher:
             os.kill(engine, signal.SIGTERM)
 
     def _relay(self, output: int) -> bool:
-        """Copy what the engine wrote to the journal, whole lines, secrets masked; False at its end."""
-        while True:
-            try:
-                chunk = os.read(output, 1 << 16)
-            except BlockingIOError:
-                return True
-            # A progress bar writes carriage returns; in a journal each of its states is a line.
-            *lines, self._rest = (self._rest + chunk).replace(b"\r", b"\n").split(b"\n")
-            if not chunk:
-                lines, self._rest = [self._rest], b""
-            self._take([redact(line.decode(errors="backslashreplace")) for line in lines if line.strip()])
-            if not chunk:
-                return False
+        """Copy what the pipe holds to the journal, whole lines, secrets masked; False at its end.
 
-    def _take(self, texts: Sequence[str]) -> None:
-        if texts:
-            _write("".join(f"{text}\n" for text in texts))
-            first = self._lines + 1
-            self._lines += len(texts)
-            now = time.monotonic()
-            self._follower.feed((Line(number, text) for number, text in enumerate(texts, first)), now)
+        One read at a time: an engine that writes without end must not keep the loop from signals.
+        """
+        try:
+            chunk = os.read(output, PIPE_BYTES)
+        except BlockingIOError:
+            return True
+        # A progress bar writes carriage returns; in a journal each of its states is a line.
+        *lines, self._rest = (self._rest + chunk).replace(b"\r", b"\n").split(b"\n")
+        self._take(lines)
+        return bool(chunk)
+
+    def _take(self, raw: Sequence[bytes]) -> None:
+        texts = [redact(line.decode(errors="backslashreplace")) for line in raw if line.strip()]
+        _write("".join(f"{text}\n" for text in texts))
+        now = time.monotonic()
+        lines = [Line(number, text, now) for number, text in enumerate(texts, self._lines + 1)]
+        self._lines += len(lines)
+        if self._serving:
+            self._tail.extend(lines)
+        else:
+            self._follower.feed(lines, now)
 
     def _follow(self, engine: int) -> None:
         """Tell systemd about a start until it is ready, and end one that cannot become ready."""
-        if self._stop_requested or (self._verdict is not None and self._verdict.state == READY):
+        if self._stop_requested or self._serving:
             return
         now = time.monotonic()
         verdict = self._follower.observe(now, unit=child_state(pid=engine), answers=self._prober.answers())
@@ -165,6 +183,7 @@ class Launcher:
         elif verdict.state in (FAILED, STALLED):
             self._failed_since = self._failed_since or now
             if now - self._failed_since >= GRACE_SECONDS:
+                self._condemned = verdict
                 os.kill(engine, signal.SIGKILL)
         else:
             self._prober.ask(verdict.ask)
@@ -173,16 +192,21 @@ class Launcher:
         """Turn the engine's end into the unit's, with the cause as the last line of the journal."""
         if self._stop_requested and status in TERMINAL_STOPS:
             return 0
-        was_ready = self._verdict is not None and self._verdict.state == READY
-        verdict = self._follower.observe(
-            time.monotonic(), unit=child_state(pid=engine, returncode=status), ended=True
+        now = time.monotonic()
+        self._follower.feed(self._tail, now)
+        verdict = self._condemned or self._follower.observe(
+            now, unit=child_state(pid=engine, returncode=status), ended=True
         )
-        when = "while serving" if was_ready else f"in stage {verdict.phase or verdict.stage}"
-        how = f"signal {-status}" if status < 0 else f"status {status}"
+        place = f"in stage {verdict.phase or verdict.stage}"
+        when = "while stopping" if self._stop_requested else "while serving" if self._serving else place
+        how = f"ended by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
+        what = "had to be killed" if self._condemned else how
         remedy = f" What to do: {verdict.remedy}" if verdict.remedy else ""
-        _write(f"sglang-metal: the engine ended with {how} {when}: {verdict.sentence}{remedy}\n")
+        _write(_one_line(f"sglang-metal: the engine {what} {when}: {verdict.sentence}{remedy}") + "\n")
         self._notifier.send(STATUS=verdict.status)
-        return EXIT_ARGUMENTS if verdict.phase == "arguments" and not was_ready else EXIT_CRASHED
+        # Whoever is killed has refused nothing.
+        refused = verdict.phase == "arguments" and status > 0 and not self._serving
+        return EXIT_ARGUMENTS if refused else EXIT_CRASHED
 
 
 class Prober:
@@ -204,9 +228,9 @@ class Prober:
 
     def answers(self) -> Answers | None:
         """Take what came since the last call."""
-        newest, self._newest = self._newest, None
-        if newest is not None:
-            self._thread = None
+        newest = self._newest
+        if newest is not None:  # the thread has written its one answer, and no other runs yet
+            self._newest = self._thread = None
         return newest
 
     def _run(self, names: Sequence[str]) -> None:
@@ -251,12 +275,21 @@ def _keep(verdict: Verdict) -> None:
     directory = os.environ.get("RUNTIME_DIRECTORY")
     if directory:
         proof = {"invocation": os.environ.get("INVOCATION_ID", ""), **verdict.as_dict()}
-        Path(directory, PROOF).write_text(json.dumps(proof), encoding="utf-8")
+        fresh = Path(directory, f"{PROOF}.new")
+        fresh.write_text(json.dumps(proof), encoding="utf-8")
+        fresh.replace(Path(directory, PROOF))  # whoever reads it finds none or a whole one
 
 
 def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Write to the journal, whatever the locale; what serves outlives a journal that is gone."""
+    rest = text.encode()
+    with suppress(BrokenPipeError):
+        while rest:
+            rest = rest[os.write(1, rest) :]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.splitlines())
 
 
 def _only_wake(_number: int, _frame: object) -> None:
