@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import probe
 from .launch import PROOF
-from .readiness import READY, Expectation, Follower, UnitState
+from .readiness import FAILED, READY, Expectation, Follower, UnitState
 from .systemd import JournalReader, unit_states
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from .readiness import Verdict
 
+RUNTIME = Path("/run/sglang")
+"""Parent of the units' ``RuntimeDirectory=``."""
 POLL_SECONDS = 0.3
 STOP_MARGIN_SECONDS = 30.0
 """How much longer than the unit's own stop limit a start may wait for the stop before it."""
@@ -40,12 +43,12 @@ class Watch:
     def look(self, state: UnitState, now: float) -> Verdict:
         """Judge the instance; ``state`` is the unit's."""
         if state.invocation == self._previous:
-            waiting = now - self._asked_at < self._plan["stop_seconds"] + STOP_MARGIN_SECONDS
-            if waiting:
-                return Follower(self._expectation).observe(now, unit=UnitState(active_state="activating"))
+            return self._not_begun(state, now)
         if self._follower is None:
-            self._follower = Follower(self._expectation, started=state.started or None)
-            self._reader = None if _is_ready(state) else JournalReader(self.unit, state)
+            # Before its main process is there, an invocation is as old as this look at it.
+            begun = replace(state, started=state.started or now)
+            self._follower = Follower(self._expectation, started=begun.started)
+            self._reader = None if _is_ready(state) else JournalReader(self.unit, begun)
         if self._reader is not None:
             self._follower.feed(self._reader.read(), now)
         verdict = self._follower.observe(now, unit=state)
@@ -55,6 +58,15 @@ class Watch:
             answers = probe.ask(self._expectation, self._plan["host"], asked)
             verdict = self._follower.observe(now, unit=state, answers=answers)
         return verdict
+
+    def _not_begun(self, state: UnitState, now: float) -> Verdict:
+        """Wait for the end of the previous invocation, as long as its stop may take."""
+        verdict = Follower(self._expectation).observe(now, unit=UnitState(active_state="activating"))
+        waited = now - self._asked_at
+        if waited < self._plan["stop_seconds"] + STOP_MARGIN_SECONDS:
+            return verdict
+        sentence = f"{waited:.0f} s after it was asked for, the start has not begun: the unit is"
+        return replace(verdict, state=FAILED, sentence=f"{sentence} {state.active_state}, as before")
 
     @property
     def _expectation(self) -> Expectation:
@@ -92,7 +104,7 @@ def follow(plans: Sequence[Mapping[str, Any]], previous: Mapping[str, str]) -> d
 def _proof(name: str, state: UnitState) -> dict[str, Any]:
     """Pools and stages as the launcher saw them, when they are of this very invocation."""
     try:
-        proof = json.loads(Path("/run/sglang", name, PROOF).read_text(encoding="utf-8"))
+        proof = json.loads(Path(RUNTIME, name, PROOF).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     if proof["invocation"] != state.invocation:
