@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from .problem import Collector
 
 PORTS = range(1024, 65_536)
-NCCL_OFFSET = 10_000
-"""Distance of a planned rendezvous port from the instance's own port."""
+NCCL_OFFSET = -10_000
+"""Distance of a planned rendezvous port from the instance's own: ports from 32768 up are handed out to
+outgoing connections (net.ipv4.ip_local_port_range), and one of those may hold it at the start."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def _with_nccl_port(instance: Instance, owners: dict[int, str], found: Collector
 
 def _free_port(near: int, taken: Container[int]) -> int | None:
     """Find the first free port from ``near`` upwards, then from the lowest unprivileged one."""
-    candidates = chain(range(near, PORTS.stop), PORTS)
+    candidates = chain(range(max(near, PORTS.start), PORTS.stop), PORTS)
     return next((port for port in candidates if port not in taken), None)
 
 

@@ -117,7 +117,7 @@ def _plan(
         instance=instance,
         facts=facts,
         python=f"{settings.release}/bin/python",
-        settings=_settings(instance, settings),
+        settings=_settings(instance),
     )
     environment = command.engine_environment(
         instance=instance,
@@ -164,10 +164,10 @@ def _plan(
     }
 
 
-def _settings(instance: Instance, settings: HostSettings) -> dict[str, Argument]:
+def _settings(instance: Instance) -> dict[str, Argument]:
     """Planned values by meaning; what the user left out stays with the engine."""
     values: dict[str, Argument | None] = {
-        "device": "cpu" if settings.accelerator == "none" else "cuda",
+        "device": "cuda" if instance.gpus else "cpu",
         "context_length": instance.context_length,
         "running_requests": instance.concurrency,
         "disable_prefix_cache": not instance.prefix_cache,

@@ -49,7 +49,7 @@ def gpu_problems(*instances: Instance, count: int | None = 8, reserved: Reserved
 
 
 def test_each_instance_gets_a_rendezvous_port_beside_its_own() -> None:
-    assert ports_of(instance(), instance("coder", 30001)) == [40000, 40001]
+    assert ports_of(instance(), instance("coder", 30001)) == [20000, 20001]
 
 
 def test_a_rendezvous_port_that_is_said_stays() -> None:
@@ -58,15 +58,15 @@ def test_a_rendezvous_port_that_is_said_stays() -> None:
 
 def test_nothing_but_the_rendezvous_port_is_planned() -> None:
     (planned,) = plan_ports([instance(gpus=("3",))], NOTHING, Collector())
-    assert planned == instance(gpus=("3",), nccl_port=40000)
+    assert planned == instance(gpus=("3",), nccl_port=20000)
 
 
 @pytest.mark.parametrize(
     ("others", "reserved", "port"),
     [
-        ((), (40000, 40001), 40002),
-        ((instance("coder", 40000),), (), 40001),
-        ((instance("coder", 31000, nccl_port=40000),), (), 40001),
+        ((), (20000, 20001), 20002),
+        ((instance("coder", 20000),), (), 20001),
+        ((instance("coder", 31000, nccl_port=20000),), (), 20001),
     ],
 )
 def test_a_planned_port_keeps_off_what_is_taken(
@@ -75,14 +75,14 @@ def test_a_planned_port_keeps_off_what_is_taken(
     assert ports_of(instance(), *others, reserved=Reserved(ports=reserved))[0] == port
 
 
-@pytest.mark.parametrize("port", [65535, 65536 - NCCL_OFFSET])
-def test_above_the_last_port_the_search_goes_on_at_the_lowest(port: int) -> None:
+@pytest.mark.parametrize("port", [2000, PORTS.start - NCCL_OFFSET - 1])
+def test_below_the_lowest_port_the_search_begins_at_the_lowest(port: int) -> None:
     assert ports_of(instance(port=port)) == [PORTS.start]
 
 
 def test_the_search_wraps_past_ports_at_the_end_that_are_taken() -> None:
-    reserved = Reserved(ports=(65534, 65535, 1024))
-    assert ports_of(instance(port=65534 - NCCL_OFFSET), reserved=reserved) == [1025]
+    above = (port for port in range(20000, PORTS.stop) if port != 30000)
+    assert ports_of(instance(), reserved=Reserved(ports=(1024, *above))) == [1025]
 
 
 def test_a_port_twice() -> None:
