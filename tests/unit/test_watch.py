@@ -1,0 +1,277 @@
+"""The watch looks through doors: systemd, the journal, HTTP and the clock. A test stands behind each."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sglang_kit import watch
+from sglang_kit.journal import Line
+from sglang_kit.launch import PROOF
+from sglang_kit.readiness import Answer, Answers, Expectation, UnitState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+OLD, NEW = "0" * 32, "1" * 32
+BEGIN = 1000.0
+LONGEST_SECONDS = 10_000
+STARTING = UnitState(
+    active_state="activating", sub_state="start", main_pid=77, invocation=NEW, started=BEGIN - 1
+)
+SERVING = replace(STARTING, active_state="active", sub_state="running", status_text="ready")
+FAILED = replace(
+    STARTING,
+    active_state="failed",
+    sub_state="failed",
+    result="exit-code",
+    main_pid=0,
+    end="exited",
+    end_status=1,
+)
+INACTIVE = UnitState(active_state="inactive", sub_state="dead")
+OLD_SERVING = replace(SERVING, invocation=OLD, main_pid=66, started=10.0)
+OLD_STOPPING = replace(
+    OLD_SERVING, active_state="deactivating", sub_state="stop-sigterm", status_text="stopping"
+)
+
+LOADED = [
+    "server_args={'model_path': '/srv/models/tiny'}",
+    "Load weight begin. avail mem=20.80 GB",
+    "KV Cache is allocated. dtype: torch.float16, #tokens: 8192, K size: 0.00 GB, V size: 0.00 GB",
+    "INFO:     Uvicorn running on http://127.0.0.1:31000 (Press CTRL+C to quit)",
+    "The server is fired up and ready to roll!",
+]
+READY: dict[str, Answer] = {
+    "health": Answer(200, ""),
+    "server_info": Answer(200, {"model_path": "/srv/models/tiny", "max_total_num_tokens": 8192}),
+    "models": Answer(200, {"data": [{"id": "tiny"}]}),
+    "completion": Answer(200, {"choices": [{"text": "Yes", "finish_reason": "length"}]}),
+    "schema": Answer(
+        200, {"choices": [{"message": {"content": '{"ready": true}'}, "finish_reason": "stop"}]}
+    ),
+}
+
+
+def plan(name: str = "chat", **changes: object) -> dict[str, Any]:
+    common = {"model": "/srv/models/tiny", "served_model_name": "tiny", "host": "::", "port": 0, "argv": []}
+    return {"name": name, "unit": f"sglang-{name}.service", "stop_seconds": 180, **common, **changes}
+
+
+class Host:
+    """States and journals by instance name, one item a look; the last one stays."""
+
+    def __init__(self) -> None:
+        self.states: dict[str, list[UnitState]] = {}
+        self.journals: dict[str, list[list[str]]] = defaultdict(list)
+        self.answers = dict(READY)
+        self.asked: list[tuple[int, tuple[str, ...]]] = []
+        """The look, counted from 1, and the questions."""
+        self.hosts: set[str] = set()
+        self.looked_at: list[list[str]] = []
+        self.readers: list[tuple[str, UnitState]] = []
+        self.now = BEGIN
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        assert self.now < BEGIN + LONGEST_SECONDS
+
+    def unit_states(self, units: Sequence[str]) -> dict[str, UnitState]:
+        names = [unit[len("sglang-") : -len(".service")] for unit in units]
+        self.looked_at.append(names)
+        return {unit: self._next(self.states[name]) for unit, name in zip(units, names, strict=True)}
+
+    @staticmethod
+    def _next(states: list[UnitState]) -> UnitState:
+        return states.pop(0) if len(states) > 1 else states[0]
+
+    def journal_reader(self, unit: str, state: UnitState) -> SimpleNamespace:
+        self.readers.append((unit, state))
+        parts = self.journals[unit[len("sglang-") : -len(".service")]]
+        number = 0
+
+        def read() -> Iterator[Line]:
+            nonlocal number
+            for text in parts.pop(0) if parts else []:
+                number += 1
+                yield Line(number, text, self.now, 77)
+
+        return SimpleNamespace(read=read)
+
+    def ask(self, _expectation: Expectation, host: str, names: Sequence[str]) -> Answers:
+        self.asked.append((len(self.looked_at), tuple(names)))
+        self.hosts.add(host)
+        return Answers(**{name: self.answers[name] for name in names})
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
+    host = Host()
+    monkeypatch.setattr(watch, "unit_states", host.unit_states)
+    monkeypatch.setattr(watch, "JournalReader", host.journal_reader)
+    monkeypatch.setattr(watch, "probe", SimpleNamespace(ask=host.ask))
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=host.monotonic, sleep=host.sleep))
+    monkeypatch.setattr(watch, "RUNTIME", tmp_path)
+    return host
+
+
+def keep_proof(directory: Path, name: str, invocation: str) -> dict[str, Any]:
+    known = {"allocated": {"kv_tokens": 9}, "stages": [{"name": "weights"}], "notes": ["a note"]}
+    (directory / name).mkdir()
+    proof = {"invocation": invocation, "state": "ready", "checks": [], **known}
+    (directory / name / PROOF).write_text(json.dumps(proof), encoding="utf-8")
+    return known
+
+
+# --- one instance --------------------------------------------------------------------------------
+
+
+def test_a_start_is_followed_in_the_journal_and_then_asked_all_in_one_look(host: Host) -> None:
+    host.states["chat"] = [STARTING]
+    host.journals["chat"] = [LOADED[:1], [], LOADED[1:]]
+    verdict = watch.follow([plan()], {})["chat"]
+    assert (verdict["state"], verdict["main_pid"]) == ("ready", 77)
+    assert verdict["allocated"]["kv_tokens"] == 8192
+    assert host.readers == [("sglang-chat.service", STARTING)]
+    assert host.asked == [
+        (3, (name,)) for name in ("health", "server_info", "models", "completion", "schema")
+    ]
+    assert host.hosts == {"::"}
+
+
+def test_a_question_is_not_repeated_within_a_look(host: Host) -> None:
+    host.states["chat"] = [STARTING, STARTING, FAILED]
+    host.journals["chat"] = [LOADED]
+    host.answers["health"] = Answer(503, "")
+    assert watch.follow([plan()], {})["chat"]["state"] == "failed"
+    assert host.asked == [(1, ("health",)), (2, ("health",))]
+
+
+def test_a_proven_instance_is_asked_and_its_journal_left_alone(host: Host) -> None:
+    host.states["chat"] = [SERVING]
+    verdict = watch.follow([plan()], {})["chat"]
+    assert verdict["state"] == "ready"
+    assert [names for _, names in host.asked] == [(name,) for name in READY]
+    assert host.readers == []
+
+
+@pytest.mark.parametrize("status", ["stopping: draining requests", "loading: weights", ""])
+def test_only_the_word_of_the_launcher_spares_the_journal(host: Host, status: str) -> None:
+    host.states["chat"] = [replace(SERVING, status_text=status)]
+    host.journals["chat"] = [LOADED]
+    assert watch.follow([plan()], {})["chat"]["state"] == "ready"
+    assert len(host.readers) == 1
+
+
+def test_what_never_started_is_final(host: Host) -> None:
+    host.states["chat"] = [INACTIVE]
+    assert watch.follow([plan()], {})["chat"]["state"] == "never_started"
+
+
+def test_a_start_without_a_main_process_yet_is_as_old_as_the_first_look(host: Host) -> None:
+    """Or the kernel's lines since boot would count as its own."""
+    early = replace(STARTING, sub_state="start-pre", main_pid=0, started=0.0)
+    host.states["chat"] = [early, STARTING]
+    host.journals["chat"] = [[], LOADED]
+    assert watch.follow([plan()], {})["chat"]["state"] == "ready"
+    assert host.readers == [("sglang-chat.service", replace(early, started=BEGIN))]
+
+
+def test_a_silent_stage_ends_the_watch(host: Host) -> None:
+    host.states["chat"] = [STARTING]
+    verdict = watch.follow([plan(stage_seconds={"arguments": 20})], {})["chat"]
+    assert verdict["state"] == "stalled"
+    assert 20 <= host.now - BEGIN < 21
+
+
+def test_a_restart_while_it_is_watched_is_a_failure(host: Host) -> None:
+    host.states["chat"] = [STARTING, replace(STARTING, invocation="2" * 32, main_pid=78)]
+    assert watch.follow([plan()], {})["chat"]["state"] == "restarting"
+
+
+# --- after a start that was just asked for -------------------------------------------------------
+
+
+def test_nothing_of_the_previous_invocation_counts(host: Host) -> None:
+    host.states["chat"] = [OLD_SERVING, OLD_SERVING, OLD_STOPPING, STARTING]
+    host.journals["chat"] = [LOADED]
+    verdict = watch.follow([plan()], {"chat": OLD})["chat"]
+    assert (verdict["state"], verdict["main_pid"]) == ("ready", 77)
+    assert host.readers == [("sglang-chat.service", STARTING)]
+    assert {look for look, _ in host.asked} == {4}
+
+
+def test_a_unit_that_never_ran_may_take_its_time_to_begin(host: Host) -> None:
+    host.states["chat"] = [INACTIVE, INACTIVE, STARTING]
+    host.journals["chat"] = [LOADED]
+    assert watch.follow([plan()], {"chat": ""})["chat"]["state"] == "ready"
+
+
+@pytest.mark.parametrize("state", [OLD_SERVING, OLD_STOPPING])
+def test_a_start_that_does_not_begin_fails_when_the_stop_before_it_must_be_over(
+    host: Host, state: UnitState
+) -> None:
+    host.states["chat"] = [state]
+    verdict = watch.follow([plan(stop_seconds=60)], {"chat": OLD})["chat"]
+    assert verdict["state"] == "failed"
+    assert verdict["sentence"] == (
+        f"90 s after it was asked for, the start has not begun: the unit is {state.active_state}, as before"
+    )
+    assert host.now - BEGIN == pytest.approx(60 + watch.STOP_MARGIN_SECONDS, abs=watch.POLL_SECONDS)
+    assert (host.readers, host.asked) == ([], [])
+
+
+# --- the launcher's proof ------------------------------------------------------------------------
+
+
+def test_the_proof_of_this_invocation_completes_the_verdict(host: Host, tmp_path: Path) -> None:
+    host.states["chat"] = [SERVING]
+    known = keep_proof(tmp_path, "chat", NEW)
+    verdict = watch.follow([plan()], {})["chat"]
+    assert {key: verdict[key] for key in known} == known
+    assert verdict["checks"] != []
+
+
+def test_the_proof_of_another_invocation_is_left_alone(host: Host, tmp_path: Path) -> None:
+    host.states["chat"] = [SERVING]
+    keep_proof(tmp_path, "chat", OLD)
+    verdict = watch.follow([plan()], {})["chat"]
+    assert verdict["state"] == "ready"
+    assert (verdict["allocated"], verdict["stages"], list(verdict["notes"])) == ({}, (), [])
+
+
+# --- several instances ---------------------------------------------------------------------------
+
+
+def test_no_instances_are_no_question(host: Host) -> None:
+    assert watch.follow([], {}) == {}
+    assert host.looked_at == []
+
+
+def test_instances_are_watched_together_until_the_last_is_decided(host: Host) -> None:
+    host.states["chat"] = [STARTING]
+    host.states["coder"] = [SERVING]
+    host.states["broken"] = [FAILED]
+    host.journals["chat"] = [[], LOADED]
+    verdicts = watch.follow([plan("chat"), plan("coder"), plan("broken")], {})
+    assert {name: verdict["state"] for name, verdict in verdicts.items()} == {
+        "coder": "ready",
+        "broken": "failed",
+        "chat": "ready",
+    }
+    assert host.looked_at == [["chat", "coder", "broken"], ["chat"]]
+
+
+def test_each_instance_has_its_own_previous_invocation(host: Host) -> None:
+    host.states["chat"] = [OLD_SERVING, SERVING]
+    host.states["coder"] = [OLD_SERVING]
+    verdicts = watch.follow([plan("chat"), plan("coder")], {"chat": OLD})
+    assert {name: verdict["main_pid"] for name, verdict in verdicts.items()} == {"coder": 66, "chat": 77}
