@@ -23,7 +23,7 @@ def ready_answers(port: int) -> dict[str, tuple[int, object]]:
     """Answer as a sound instance of ``MODEL`` does."""
     return {
         "GET /health": (200, ""),
-        "GET /server_info": (200, {"model_path": MODEL, "port": port}),
+        "GET /server_info": (200, {"model_path": MODEL, "port": port, "max_total_num_tokens": 8192}),
         "GET /v1/models": (200, {"data": [{"id": NAME}]}),
         "POST /v1/completions": (200, {"choices": [{"text": "Yes, I am.", "finish_reason": "length"}]}),
         "POST /v1/chat/completions": (
