@@ -70,7 +70,7 @@ def dump() -> dict[str, dict[str, Any]]:
 
 
 def table(dumps: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """One line a flag: name, first and last version, kind, type, successor, choices (``-`` for none)."""
+    """One line a flag: name, first and last version, kind, type, field, successor, choices (``-``: none)."""
     lives: dict[str, dict[str, dict[str, Any]]] = {}
     for version, actions in dumps.items():
         for action in actions.values():
@@ -96,6 +96,7 @@ def _line(
         versions[-1],
         KINDS[str(last["nargs"])],
         _TYPES.get(last["type"], "text"),
+        last["dest"],
         _successor(option, last, lives, newest) if versions[-1] != newest else "",
         stable,
     ]

@@ -55,11 +55,15 @@ class EngineFacts:
     basis: str  # the supported version whose row answers (differs from version only where untested)
 
     # Order and size of the pools
-    draft_weights_before_sizing: bool
+    stream_pool_mib: int  # taken between the engine's own baseline and "Load weight begin"
+    draft_weights_before_sizing: bool  # with the draft's own embedding and head, which are dropped later
     state_reserve_follows: str  # "requested" or "served" requests
     state_padding_slots: int  # slots charged besides the usable ones
     eagle_draft_kv_charged: bool  # a draft model's KV cache is part of the cell
     dflash_draft_kv: str  # "scaled" from the target's cell, or the draft's "own" geometry
+    split_sliding: tuple[str, ...]  # architectures with a smaller pool for the layers with a window
+    sliding_draft_charged: bool  # a draft's KV cache is charged with such pools, too
+    latent_scales_charged: bool  # the scales of an fp8 latent with indexer (DSA) are part of the cell
     conv_window_dedup: bool  # intermediate conv windows overlap instead of repeating
     requests_bound: str  # what a user's --max-running-requests is clamped to: "estimate" or "half_tokens"
     requests_at_least_one: bool
@@ -72,6 +76,8 @@ class EngineFacts:
     # Hybrid (mamba, linear attention) models
     auto_state_strategy: str  # "no_buffer", or "overlap": extra_buffer where overlap or paging wants it
     state_strategies: tuple[str, ...]
+    extra_buffer_architectures: tuple[str, ...]
+    prefix_cache_lost: tuple[str, ...]  # hybrid architectures that lose the prefix cache
     lazy_with_speculation: bool
     extra_buffer_needs_prefix_cache: bool
     no_buffer_turns_overlap_off: bool  # else it must be off already
@@ -82,6 +88,7 @@ class EngineFacts:
     algorithms: tuple[str, ...]
     overlap_lost_by: tuple[str, ...]
     overlap_lost_by_topk: bool
+    own_draft_path: tuple[str, ...]  # architectures whose prediction layers are loaded as a draft model path
     speculative_requests: int  # --max-running-requests where speculation is on and it is not set
 
     # Defaults that follow the card
@@ -90,8 +97,14 @@ class EngineFacts:
     unknown_card_fraction: float
     fraction_reserve_mib: tuple[tuple[str, int], ...]  # extra reserve by algorithm, "*" for the others
     graph_reserve_when_disabled: bool
+    disable_graphs_is_both: bool  # --disable-cuda-graph covers the prefill graphs, too
+    prefill_graphs_lost: tuple[str, ...]  # architectures that get no prefill graphs
+    prefill_graphs_multimodal: tuple[str, ...]  # the only multimodal architectures that get them
+    prefill_graphs_latent: bool
+    prefill_graphs_with_attention_dp: bool
     graph_requests_capped: bool  # decode graphs stop at --max-running-requests
     mla_prefill_graph_tokens: int
+    mla_prefill_graph_capped: bool  # by the prefill chunk
     prefill_graph_capped_by_context: bool
 
     # Names
@@ -175,6 +188,12 @@ _FLAGS: dict[str, tuple[tuple[str, str], ...]] = {
         ("0.5.11", "--cuda-graph-max-bs"),
         ("0.5.15.post1", "--cuda-graph-max-bs-decode"),
     ),
+    "graph_list_decode": (("0.5.11", "--cuda-graph-bs"), ("0.5.15.post1", "--cuda-graph-bs-decode")),
+    "disable_decode_graphs": (("0.5.15.post1", "--disable-decode-cuda-graph"),),
+    "enable_multimodal": (("0.5.11", "--enable-multimodal"),),
+    "language_only": (("0.5.11", "--language-only"),),
+    "language_model_only": (("0.5.18", "--language-model-only"),),
+    "draft_block": (("0.5.11", "--speculative-dflash-block-size"),),
     "swa_ratio": (("0.5.11", "--swa-full-tokens-ratio"),),
     "mamba_strategy": (
         ("0.5.11", "--mamba-scheduler-strategy"),
@@ -246,9 +265,18 @@ _TOO_SMALL = (
 )
 
 _ALGORITHMS = ("DFLASH", "EAGLE", "EAGLE3", "STANDALONE", "NGRAM")
+_GDN = (
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+)
+_MAMBA2 = ("BailingMoeV2_5ForCausalLM", "FalconH1ForCausalLM", "NemotronHForCausalLM")
 _STATE_STRATEGIES = ("auto", "no_buffer", "extra_buffer")
 
 _HISTORY: dict[str, tuple[tuple[str, Any], ...]] = {
+    # model_runner.py: forward_stream, the first stream, makes torch create its whole pool of streams;
+    # measured on an H200 with 0.5.11
+    "stream_pool_mib": (("0.5.11", 70),),
     # managers/scheduler.py: the draft worker is built before the pools since 0.5.15.
     "draft_weights_before_sizing": (("0.5.11", False), ("0.5.15.post1", True)),
     # model_executor/model_runner_kv_cache_mixin.py:handle_max_mamba_cache
@@ -258,6 +286,10 @@ _HISTORY: dict[str, tuple[tuple[str, Any], ...]] = {
     # model_executor/pool_configurator.py:DefaultPoolConfigurator
     "eagle_draft_kv_charged": (("0.5.11", False), ("0.5.15.post1", True)),
     "dflash_draft_kv": (("0.5.11", "scaled"), ("0.5.18", "own")),
+    # configs/model_config.py:is_hybrid_swa_model (of the architectures that model.py reads)
+    "split_sliding": (("0.5.11", ("Llama4ForConditionalGeneration", "GptOssForCausalLM")),),
+    "sliding_draft_charged": (("0.5.11", False), ("0.5.15.post1", True)),
+    "latent_scales_charged": (("0.5.11", False), ("0.5.18", True)),
     # mem_cache/memory_pool.py:conv_window_dedup_enabled
     "conv_window_dedup": (("0.5.11", False), ("0.5.15.post1", True)),
     # _resolve_max_num_reqs
@@ -278,6 +310,15 @@ _HISTORY: dict[str, tuple[tuple[str, Any], ...]] = {
         ("0.5.11", _STATE_STRATEGIES),
         ("0.5.15.post1", (*_STATE_STRATEGIES, "extra_buffer_lazy")),
     ),
+    "extra_buffer_architectures": (
+        ("0.5.11", _GDN),
+        ("0.5.15.post1", (*_GDN, *_MAMBA2)),
+        ("0.5.18", (*_GDN, *_MAMBA2, "KimiLinearForCausalLM")),
+    ),
+    "prefix_cache_lost": (
+        ("0.5.11", ("KimiLinearForCausalLM", "BailingMoeV2_5ForCausalLM")),
+        ("0.5.15.post1", ()),
+    ),
     "lazy_with_speculation": (("0.5.11", False), ("0.5.18", True)),
     "extra_buffer_needs_prefix_cache": (("0.5.11", True), ("0.5.15.post1", False)),
     "no_buffer_turns_overlap_off": (("0.5.11", True), ("0.5.15.post1", False)),
@@ -297,6 +338,12 @@ _HISTORY: dict[str, tuple[tuple[str, Any], ...]] = {
         ("0.5.15.post1", ()),
     ),
     "overlap_lost_by_topk": (("0.5.11", True), ("0.5.15.post1", False)),
+    "own_draft_path": (
+        (
+            "0.5.11",
+            ("DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM", "BailingMoeV2_5ForCausalLM"),
+        ),
+    ),
     "speculative_requests": (("0.5.11", 48),),
     # server_args.py:_handle_gpu_memory_settings, later arg_groups/memory_hook.py
     "card_defaults": (("0.5.11", _CARDS), ("0.5.20", _CARDS_0520)),
@@ -307,8 +354,19 @@ _HISTORY: dict[str, tuple[tuple[str, Any], ...]] = {
         ("0.5.15.post1", (("*", 0),)),
     ),
     "graph_reserve_when_disabled": (("0.5.11", True), ("0.5.15.post1", False)),
+    "disable_graphs_is_both": (("0.5.11", False), ("0.5.15.post1", True)),
+    # server_args.py:_handle_piecewise_cuda_graph, _disable_breakable_cudagraph_if_incompatible since 0.5.15
+    "prefill_graphs_lost": (
+        ("0.5.11", ("DeepseekV32ForCausalLM", "Qwen3NextForCausalLM", "BailingMoeV2_5ForCausalLM")),
+        ("0.5.15.post1", ()),
+        ("0.5.20", ("KimiLinearForCausalLM",)),
+    ),
+    "prefill_graphs_multimodal": (("0.5.11", ()), ("0.5.18", _GDN[1:])),
+    "prefill_graphs_latent": (("0.5.11", True), ("0.5.15.post1", False), ("0.5.18", True)),
+    "prefill_graphs_with_attention_dp": (("0.5.11", False), ("0.5.18", True)),
     "graph_requests_capped": (("0.5.11", False), ("0.5.23", True)),
     "mla_prefill_graph_tokens": (("0.5.11", 2048), ("0.5.23", 8192)),
+    "mla_prefill_graph_capped": (("0.5.11", False), ("0.5.23", True)),
     "prefill_graph_capped_by_context": (("0.5.11", False), ("0.5.15.post1", True), ("0.5.18", False)),
     "prefill_graph_off": (
         ("0.5.11", ("--disable-piecewise-cuda-graph",)),

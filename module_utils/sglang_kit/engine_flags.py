@@ -18,606 +18,606 @@ from .problem import Problem
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# name, first version, last version, kind, type of each value, successor once removed, choices (where they
-# are the same in all versions); "-" stands for none.
+# name, first version, last version, kind, type of each value, field that it sets (the same for a flag and
+# its aliases), successor once removed, choices (where they are the same in all versions); "-" for none.
 # Kinds: switch takes no value, value one, optional none or one, values one or more, any none or more.
 _TABLE = """
---abort-on-priority-when-disabled 0.5.11 0.5.23 switch text - -
---admin-api-key 0.5.11 0.5.23 value text - -
---allow-auto-truncate 0.5.11 0.5.23 switch text - -
---allowed-media-domains 0.5.18 0.5.23 values text - -
---api-key 0.5.11 0.5.23 value text - -
---asr-max-buffer-seconds 0.5.15.post1 0.5.23 value int - -
---asr-max-concurrent-sessions 0.5.15.post1 0.5.23 value int - -
---attention-backend 0.5.11 0.5.23 value text - -
---attention-context-parallel-size 0.5.11 0.5.23 value int - -
---attention-data-parallel-size 0.5.23 0.5.23 value int - -
---attn-cp-size 0.5.11 0.5.23 value int - -
---attn-dp-size 0.5.23 0.5.23 value int - -
---base-gpu-id 0.5.11 0.5.23 value int - -
---batch-notify-size 0.5.11 0.5.23 value int - -
---bf16-gemm-backend 0.5.15.post1 0.5.23 value text - -
---boundary-reduction 0.5.23 0.5.23 value text - ar|auto|rs|rs+rsv|rsv
---bucket-e2e-request-latency 0.5.11 0.5.23 values float - -
---bucket-inter-token-latency 0.5.11 0.5.23 values float - -
---bucket-time-to-first-token 0.5.11 0.5.23 values float - -
---c128-page-size 0.5.18 0.5.23 value int - -
---chat-template 0.5.11 0.5.23 value text - -
---checkpoint-engine-wait-weights-before-ready 0.5.11 0.5.23 switch text - -
---chunked-prefill-size 0.5.11 0.5.23 value int - -
---collect-tokens-histogram 0.5.11 0.5.18 switch text - -
---completion-template 0.5.11 0.5.23 value text - -
---config 0.5.11 0.5.23 value text - -
---constrained-json-disable-any-whitespace 0.5.11 0.5.23 switch text - -
---constrained-json-max-whitespace-cnt 0.5.23 0.5.23 value int - -
---constrained-json-whitespace-pattern 0.5.11 0.5.23 value text - -
---context-bucket 0.5.23 0.5.23 value size - -
---context-length 0.5.11 0.5.23 value size - -
---cp-strategy 0.5.15.post1 0.5.23 value text - interleave|zigzag
---cpu-offload-gb 0.5.11 0.5.23 value int - -
---crash-dump-folder 0.5.11 0.5.23 value text - -
---cuda-graph-backend-decode 0.5.15.post1 0.5.23 value text - -
---cuda-graph-backend-prefill 0.5.15.post1 0.5.23 value text - -
---cuda-graph-bs 0.5.11 0.5.18 values int --cuda-graph-bs-decode -
---cuda-graph-bs-decode 0.5.15.post1 0.5.23 values int - -
---cuda-graph-bs-prefill 0.5.15.post1 0.5.23 values int - -
---cuda-graph-config 0.5.15.post1 0.5.23 value text - -
---cuda-graph-max-bs 0.5.11 0.5.18 value int --cuda-graph-max-bs-decode -
---cuda-graph-max-bs-decode 0.5.15.post1 0.5.23 value int - -
---cuda-graph-max-bs-prefill 0.5.15.post1 0.5.23 value int - -
---cuda-graph-max-seq-len-prefill 0.5.23 0.5.23 value int - -
---cuda-graph-prefill-max-context 0.5.23 0.5.23 value size - -
---cuda-graph-tc-compiler 0.5.15.post1 0.5.20 value text - eager|inductor
---custom-sigquit-handler 0.5.11 0.5.12.post1 value text - -
---custom-weight-loader 0.5.11 0.5.23 any text - -
---data-parallel-size 0.5.11 0.5.23 value int - -
---dcp-comm-backend 0.5.18 0.5.23 value text - a2a|ag_rs|fi_a2a
---dcp-replicate-q-proj 0.5.18 0.5.23 switch text - -
---dcp-size 0.5.15.post1 0.5.23 value int - -
---debug-cuda-graph 0.5.11 0.5.23 switch text - -
---debug-tensor-dump-inject 0.5.11 0.5.12.post1 value text - -
---debug-tensor-dump-input-file 0.5.11 0.5.23 value text - -
---debug-tensor-dump-layers 0.5.11 0.5.23 values int - -
---debug-tensor-dump-output-folder 0.5.11 0.5.23 value text - -
---decode-attention-backend 0.5.11 0.5.23 value text - -
---decode-context-parallel-size 0.5.15.post1 0.5.23 value int - -
---decode-log-interval 0.5.11 0.5.23 value int - -
---decoupled-spec-bind-endpoint 0.5.15.post1 0.5.23 value text - -
---decoupled-spec-connect-endpoints 0.5.15.post1 0.5.23 value json - -
---decoupled-spec-rank 0.5.15.post1 0.5.23 value int - -
---decoupled-spec-role 0.5.15.post1 0.5.23 value text - drafter|null|verifier
---decrypted-config-file 0.5.11 0.5.23 value text - -
---decrypted-draft-config-file 0.5.11 0.5.23 value text - -
---deepep-config 0.5.11 0.5.23 value text - -
---deepep-dispatcher-output-dtype 0.5.15.post1 0.5.23 value text - auto|bf16|fp8|int8|nvfp4
---deepep-mode 0.5.11 0.5.23 value text - auto|low_latency|normal
---deepep-v2-mode 0.5.20 0.5.23 value text - direct|hybrid
---default-chat-template-kwargs 0.5.18 0.5.23 value json - -
---default-priority-value 0.5.11 0.5.23 value int - -
---delete-ckpt-after-loading 0.5.11 0.5.23 switch text - -
---detokenizer-worker-num 0.5.12.post1 0.5.23 value int - -
---device 0.5.11 0.5.23 value text - -
---disable-aiter-allreduce-fusion-in-decode 0.5.23 0.5.23 switch text - -
---disable-aiter-allreduce-fusion-in-prefill 0.5.23 0.5.23 switch text - -
---disable-attn-tp-gather 0.5.15.post1 0.5.23 switch text - -
---disable-chunked-prefix-cache 0.5.11 0.5.23 switch text - -
---disable-cuda-graph 0.5.11 0.5.23 switch text - -
---disable-cuda-graph-padding 0.5.11 0.5.23 switch text - -
---disable-custom-all-reduce 0.5.11 0.5.23 switch text - -
---disable-decode-cuda-graph 0.5.15.post1 0.5.23 switch text - -
---disable-fast-image-processor 0.5.11 0.5.23 switch text - -
---disable-flashinfer-autotune 0.5.11 0.5.23 switch text - -
---disable-flashinfer-cutlass-moe-fp4-allgather 0.5.11 0.5.23 switch text - -
---disable-hybrid-swa-memory 0.5.11 0.5.23 switch text - -
---disable-outlines-disk-cache 0.5.11 0.5.23 switch text - -
---disable-overlap-schedule 0.5.11 0.5.23 switch text - -
---disable-piecewise-cuda-graph 0.5.11 0.5.18 switch text --disable-prefill-cuda-graph -
---disable-prefill-cuda-graph 0.5.15.post1 0.5.23 switch text - -
---disable-priority-preemption 0.5.11 0.5.23 switch text - -
---disable-radix-cache 0.5.11 0.5.23 switch text - -
---disable-shared-experts-fusion 0.5.11 0.5.23 switch text - -
---disable-tokenizer-batch-decode 0.5.11 0.5.23 switch text - -
---disaggregation-bootstrap-port 0.5.11 0.5.23 value int - -
---disaggregation-decode-allocation-policy 0.5.23 0.5.23 value text - early|prefill_complete
---disaggregation-decode-enable-offload-kvcache 0.5.11 0.5.23 switch text - -
---disaggregation-decode-enable-radix-cache 0.5.11 0.5.23 switch text - -
---disaggregation-decode-extra-slots 0.5.15.post1 0.5.23 value int - -
---disaggregation-decode-host-receive-threshold 0.5.23 0.5.23 value float - -
---disaggregation-decode-polling-interval 0.5.11 0.5.23 value int - -
---disaggregation-decode-retraction-backup 0.5.18 0.5.23 value text - -
---disaggregation-enable-kv-checksum 0.5.23 0.5.23 switch text - -
---disaggregation-ib-device 0.5.11 0.5.23 value text - -
---disaggregation-mode 0.5.11 0.5.23 value text - decode|null|prefill
---disaggregation-transfer-backend 0.5.11 0.5.23 value text - -
---dist-init-addr 0.5.11 0.5.23 value text - -
---dist-timeout 0.5.11 0.5.23 value int - -
---dllm-algorithm 0.5.11 0.5.23 value text - -
---dllm-algorithm-config 0.5.11 0.5.23 value text - -
---dllm-fdfo 0.5.18 0.5.23 switch text - -
---download-dir 0.5.11 0.5.23 value text - -
---dp-size 0.5.11 0.5.23 value int - -
---dsa-decode-backend 0.5.15.post1 0.5.23 value text - -
---dsa-paged-mqa-logits-backend 0.5.15.post1 0.5.23 value text - aiter|auto|cutedsl|deepgemm
---dsa-prefill-backend 0.5.15.post1 0.5.23 value text - -
---dsa-prefill-cp-mode 0.5.15.post1 0.5.18 value text --cp-strategy in-seq-split|round-robin-split
---dsa-topk-backend 0.5.15.post1 0.5.23 value text - flashinfer|sgl-kernel|torch
---dsa-triton-union 0.5.23 0.5.23 value int - 0|2|4
---dsv4-attn-backend 0.5.20 0.5.23 value text - -
---dsv4-prefill-backend 0.5.20 0.5.23 value text - auto|flashmla_sparse|flashmla_sparse_q8
---dtype 0.5.11 0.5.23 value text - auto|bfloat16|float|float16|float32|half
---dwdp-size 0.5.18 0.5.23 value int - -
---dynamic-batch-tokenizer-batch-size 0.5.11 0.5.23 value int - -
---dynamic-batch-tokenizer-batch-timeout 0.5.11 0.5.23 value float - -
---elastic-ep-backend 0.5.11 0.5.23 value text - mooncake|nixl|none
---elastic-ep-initial-size 0.5.18 0.5.23 value int - -
---elastic-ep-join-mode 0.5.18 0.5.23 value text - recover|scale
---elastic-ep-join-rank-offset 0.5.18 0.5.23 value int - -
---elastic-ep-rejoin 0.5.11 0.5.20 switch text - -
---elastic-ep-scale-timeout 0.5.18 0.5.23 value float - -
---enable-adaptive-dispatch-to-encoder 0.5.11 0.5.23 switch text - -
---enable-aiter-allreduce-fusion 0.5.11 0.5.23 switch text - -
---enable-amd-monokernel 0.5.23 0.5.23 switch text - -
---enable-attn-tp-input-scattered 0.5.11 0.5.23 switch text - -
---enable-breakable-cuda-graph 0.5.11 0.5.18 switch text --cuda-graph-backend-prefill -
---enable-broadcast-mm-inputs-process 0.5.11 0.5.23 switch text - -
---enable-cache-report 0.5.11 0.5.23 switch text - -
---enable-cp-decode-attn-tp 0.5.18 0.5.23 switch text - -
---enable-cudagraph-gc 0.5.11 0.5.23 switch text - -
---enable-custom-logit-processor 0.5.11 0.5.23 switch text - -
---enable-decoder-swa-bounded-replay 0.5.23 0.5.23 switch text - -
---enable-deepep-waterfill 0.5.12.post1 0.5.15.post1 switch text - -
---enable-deepseek-v4-fp4-indexer 0.5.15.post1 0.5.23 switch text - -
---enable-dense-mlp-attn-tp 0.5.20 0.5.23 switch text - -
---enable-deterministic-inference 0.5.11 0.5.23 switch text - -
---enable-dp-attention 0.5.11 0.5.23 switch text - -
---enable-dp-attention-local-control-broadcast 0.5.11 0.5.23 switch text - -
---enable-dp-lm-head 0.5.11 0.5.23 switch text - -
---enable-draft-weights-cpu-backup 0.5.11 0.5.23 switch text - -
---enable-dsa-cache-layer-split 0.5.18 0.5.23 switch text - -
---enable-dsa-fused-indexer 0.5.23 0.5.23 switch text - -
---enable-dsa-prefill-context-parallel 0.5.15.post1 0.5.18 switch text --cp-strategy -
---enable-dynamic-batch-tokenizer 0.5.11 0.5.23 switch text - -
---enable-dynamic-chunking 0.5.11 0.5.23 switch text - -
---enable-elastic-expert-backup 0.5.11 0.5.23 switch text - -
---enable-encoder-swa-bounded-replay 0.5.23 0.5.23 switch text - -
---enable-eplb 0.5.11 0.5.23 switch text - -
---enable-expert-distribution-metrics 0.5.11 0.5.18 switch text - -
---enable-flashinfer-allreduce-fusion 0.5.11 0.5.23 switch text - -
---enable-flexkv 0.5.18 0.5.23 switch text - -
---enable-forward-pass-metrics 0.5.12.post1 0.5.23 switch text - -
---enable-fp32-lm-head 0.5.11 0.5.23 switch text - -
---enable-fused-moe-sum-all-reduce 0.5.11 0.5.23 switch text - -
---enable-fused-qk-norm-rope 0.5.11 0.5.23 switch text - -
---enable-gdn-replayssm-spec 0.5.18 0.5.18 switch text --enable-linear-replayssm-spec -
---enable-hicache 0.5.23 0.5.23 switch text - -
---enable-hierarchical-cache 0.5.11 0.5.23 switch text - -
---enable-hisparse 0.5.11 0.5.23 switch text - -
---enable-http-worker-reuseport 0.5.23 0.5.23 switch text - -
---enable-http2 0.5.11 0.5.23 switch text - -
---enable-int8-mamba-checkpoint 0.5.15.post1 0.5.23 switch text - -
---enable-kv-cache-sharding 0.5.23 0.5.23 switch text - -
---enable-layernorm-sp 0.5.20 0.5.23 switch text - -
---enable-layerwise-nvtx-marker 0.5.11 0.5.23 switch text - -
---enable-lean-attention 0.5.20 0.5.23 switch text - -
---enable-linear-replayssm 0.5.15.post1 0.5.23 switch text - -
---enable-linear-replayssm-spec 0.5.18 0.5.23 switch text - -
---enable-linker-mla-dedup 0.5.23 0.5.23 switch text - -
---enable-lmcache 0.5.11 0.5.23 switch text - -
---enable-lora 0.5.11 0.5.23 switch text - -
---enable-lora-overlap-loading 0.5.11 0.5.23 switch text - -
---enable-mamba-cache-stochastic-rounding 0.5.15.post1 0.5.23 switch text - -
---enable-megamoe-for-layernorm-sp 0.5.23 0.5.23 switch text - -
---enable-memory-saver 0.5.11 0.5.23 switch text - -
---enable-metrics 0.5.11 0.5.23 switch text - -
---enable-metrics-for-all-schedulers 0.5.11 0.5.23 switch text - -
---enable-mfu-metrics 0.5.11 0.5.23 switch text - -
---enable-mis 0.5.11 0.5.23 switch text - -
---enable-mixed-chunk 0.5.11 0.5.23 switch text - -
---enable-mm-global-cache 0.5.11 0.5.23 switch text - -
---enable-mscclpp 0.5.11 0.5.23 switch text - -
---enable-multi-layer-eagle 0.5.11 0.5.23 switch text - -
---enable-multimodal 0.5.11 0.5.23 switch text - -
---enable-nan-detection 0.5.11 0.5.12.post1 switch text - -
---enable-nccl-nvls 0.5.11 0.5.23 switch text - -
---enable-nsa-prefill-context-parallel 0.5.11 0.5.18 switch text --cp-strategy -
---enable-nvidia-megakernel 0.5.23 0.5.23 switch text - -
---enable-p2p-check 0.5.11 0.5.23 switch text - -
---enable-page-major-kv-layout 0.5.15.post1 0.5.23 switch text - -
---enable-paged-experts 0.5.23 0.5.23 switch text - -
---enable-pd-role-switch 0.5.23 0.5.23 switch text - -
---enable-pdmux 0.5.11 0.5.23 switch text - -
---enable-piecewise-cuda-graph 0.5.11 0.5.12.post1 switch text --cuda-graph-backend-prefill -
---enable-precise-embedding-interpolation 0.5.11 0.5.23 switch text - -
---enable-prefill-context-parallel 0.5.11 0.5.18 switch text --cp-strategy -
---enable-prefill-cp 0.5.15.post1 0.5.23 switch text - -
---enable-prefill-delayer 0.5.11 0.5.23 switch text - -
---enable-prefix-mm-cache 0.5.11 0.5.23 switch text - -
---enable-priority-scheduling 0.5.11 0.5.23 switch text - -
---enable-profile-cuda-graph 0.5.11 0.5.23 switch text - -
---enable-quant-communications 0.5.11 0.5.23 switch text - -
---enable-request-time-stats-logging 0.5.11 0.5.23 switch text - -
---enable-response-store 0.5.20 0.5.23 switch text - -
---enable-return-aux-hidden-states 0.5.23 0.5.23 switch text - -
---enable-return-hidden-states 0.5.11 0.5.23 switch text - -
---enable-return-indexer-topk 0.5.12.post1 0.5.23 switch text - -
---enable-return-routed-experts 0.5.11 0.5.23 switch text - -
---enable-scattered-sconv 0.5.18 0.5.23 switch text - -
---enable-session-radix-cache 0.5.15.post1 0.5.23 switch text - -
---enable-shared-experts-attn-tp 0.5.20 0.5.23 switch text - -
---enable-single-batch-overlap 0.5.11 0.5.23 switch text - -
---enable-ssl-refresh 0.5.11 0.5.23 switch text - -
---enable-streaming-session 0.5.11 0.5.23 switch text - -
---enable-strict-thinking 0.5.12.post1 0.5.23 switch text - -
---enable-symm-mem 0.5.11 0.5.23 switch text - -
---enable-tf32-matmul 0.5.15.post1 0.5.23 switch text - -
---enable-tokenizer-batch-encode 0.5.11 0.5.23 switch text - -
---enable-torch-compile 0.5.11 0.5.23 switch text - -
---enable-torch-compile-debug-mode 0.5.11 0.5.23 switch text - -
---enable-torch-symm-mem 0.5.11 0.5.23 switch text - -
---enable-tp-lm-head-all-to-all 0.5.18 0.5.23 switch text - -
---enable-trace 0.5.11 0.5.23 switch text - -
---enable-two-batch-overlap 0.5.11 0.5.23 switch text - -
---enable-unified-cache-external-linker 0.5.20 0.5.23 switch text - -
---enable-unified-memory 0.5.15.post1 0.5.23 switch text - -
---enable-w4a4-mxfp4-megamoe 0.5.20 0.5.23 switch text - -
---enable-waterfill 0.5.18 0.5.23 switch text - -
---enable-watermark 0.5.23 0.5.23 switch text - -
---enable-weights-cpu-backup 0.5.11 0.5.23 switch text - -
---encoder-bootstrap-port 0.5.15.post1 0.5.23 value int - -
---encoder-only 0.5.11 0.5.23 switch text - -
---encoder-register-urls 0.5.15.post1 0.5.23 values text - -
---encoder-transfer-backend 0.5.11 0.5.23 value text - -
---encoder-urls 0.5.11 0.5.23 values text - -
---enforce-disable-flashinfer-allreduce-fusion 0.5.11 0.5.23 switch text - -
---enforce-piecewise-cuda-graph 0.5.11 0.5.18 switch text --cuda-graph-backend-prefill -
---enforce-shared-experts-fusion 0.5.11 0.5.23 switch text - -
---engine-info-bootstrap-port 0.5.11 0.5.23 value int - -
---ep 0.5.11 0.5.23 value int - -
---ep-dispatch-algorithm 0.5.11 0.5.23 value text - -
---ep-num-redundant-experts 0.5.11 0.5.23 value int - -
---ep-size 0.5.11 0.5.23 value int - -
---eplb-algorithm 0.5.11 0.5.23 value text - -
---eplb-min-rebalancing-utilization-threshold 0.5.11 0.5.23 value float - -
---eplb-rebalance-layers-per-chunk 0.5.11 0.5.23 value int - -
---eplb-rebalance-num-iterations 0.5.11 0.5.23 value int - -
---expert-balancedness-report-mode 0.5.18 0.5.23 value text - both|off|prometheus|server_log
---expert-distribution-recorder-buffer-size 0.5.11 0.5.23 value int - -
---expert-distribution-recorder-mode 0.5.11 0.5.23 value text - -
---expert-parallel-size 0.5.11 0.5.23 value int - -
---experts-shared-outer-loras 0.5.11 0.5.23 switch text - -
---export-metrics-to-file 0.5.11 0.5.23 switch text - -
---export-metrics-to-file-dir 0.5.11 0.5.23 value text - -
---extra-metric-labels 0.5.11 0.5.23 value json - -
---fastapi-root-path 0.5.11 0.5.23 value text - -
---file-storage-path 0.5.11 0.5.23 value text - -
---flashinfer-a2a-dispatch-type 0.5.20 0.5.23 value text - auto|bf16|mxfp8|nvfp4
---flashinfer-allreduce-fusion-backend 0.5.15.post1 0.5.23 value text - -
---flashinfer-autotune-skip-ops 0.5.18 0.5.23 values text - -
---flashinfer-mla-disable-ragged 0.5.11 0.5.23 switch text - -
---flashinfer-mxfp4-moe-precision 0.5.11 0.5.23 value text - -
---flexkv-config-file 0.5.18 0.5.23 value text - -
---forward-hooks 0.5.11 0.5.23 value json - -
---forward-pass-metrics-ipc-name 0.5.12.post1 0.5.23 value text - -
---forward-pass-metrics-worker-id 0.5.12.post1 0.5.23 value text - -
---fp4-gemm-backend 0.5.11 0.5.23 value text - -
---fp8-gemm-backend 0.5.11 0.5.23 value text - -
---fuseep-mode 0.5.18 0.5.23 value int - 1|2
---gated-launch-port 0.5.20 0.5.23 value int - -
---gc-threshold 0.5.11 0.5.23 values int - -
---gc-warning-threshold-secs 0.5.11 0.5.23 value float - -
---generation-tokens-buckets 0.5.11 0.5.23 values text - -
---gpu-id-step 0.5.11 0.5.23 value int - -
---grammar-backend 0.5.11 0.5.23 value text - llguidance|none|outlines|xgrammar
---grpc-http-sidecar-port 0.5.11 0.5.23 value int - -
---grpc-mode 0.5.11 0.5.23 switch text - -
---grpc-port 0.5.18 0.5.23 value int - -
---grpc-response-timeout-secs 0.5.23 0.5.23 value int - -
---hf-chat-template-name 0.5.11 0.5.23 value text - -
---hicache-host-memory-fraction 0.5.23 0.5.23 value float - -
---hicache-host-memory-mode 0.5.20 0.5.23 value text - buffer_only|cache
---hicache-io-backend 0.5.11 0.5.23 value text - direct|kernel|kernel_ascend
---hicache-mem-layout 0.5.11 0.5.23 value text - layer_first|page_first|page_first_direct|page_first_kv_split|page_head
---hicache-ratio 0.5.11 0.5.23 value float - -
---hicache-size 0.5.11 0.5.23 value int - -
---hicache-storage-backend 0.5.11 0.5.23 value text - -
---hicache-storage-backend-extra-config 0.5.11 0.5.23 value text - -
---hicache-storage-prefetch-policy 0.5.11 0.5.23 value text - best_effort|timeout|wait_complete
---hicache-storage-prefetch-retry-max-attempts 0.5.20 0.5.23 value int - -
---hicache-storage-prefetch-retry-poll-interval 0.5.20 0.5.23 value int - -
---hicache-write-policy 0.5.11 0.5.23 value text - write_back|write_through|write_through_selective
---hierarchical-sparse-attention-extra-config 0.5.12.post1 0.5.23 value text - -
---hisparse-config 0.5.11 0.5.23 value text - -
---host 0.5.11 0.5.23 value text - -
---http2-initial-connection-window-size 0.5.20 0.5.23 value int - -
---http2-max-concurrent-streams 0.5.18 0.5.23 value int - -
---hybrid-kvcache-ratio 0.5.11 0.5.12.post1 switch text - -
---image-processor-backend 0.5.18 0.5.23 value text - auto|pil|torchvision
---incremental-streaming-output 0.5.11 0.5.23 switch text - -
---init-expert-location 0.5.11 0.5.23 value text - -
---int8-mamba-ckpt-size 0.5.15.post1 0.5.23 value int - -
---is-embedding 0.5.11 0.5.23 switch text - -
---json-model-override-args 0.5.11 0.5.23 value text - -
---keep-mm-feature-on-device 0.5.11 0.5.20 switch text --mm-feature-transport -
---kt-cpuinfer 0.5.11 0.5.23 value int - -
---kt-max-deferred-experts-per-token 0.5.11 0.5.23 value int - -
---kt-method 0.5.11 0.5.23 value text - -
---kt-num-gpu-experts 0.5.11 0.5.23 value int - -
---kt-threadpool-count 0.5.11 0.5.23 value int - -
---kt-weight-path 0.5.11 0.5.23 value text - -
---kv-cache-dtype 0.5.11 0.5.23 value text - -
---kv-canary 0.5.15.post1 0.5.23 value text - log|none|raise
---kv-canary-real-data 0.5.15.post1 0.5.23 value text - all|none|partial
---kv-canary-sweep-interval 0.5.15.post1 0.5.23 value int - -
---kv-events-config 0.5.11 0.5.23 value text - -
---language-model-only 0.5.18 0.5.23 switch text - -
---language-only 0.5.11 0.5.23 switch text - -
---limit-mm-data-per-request 0.5.11 0.5.23 value json - -
---linear-attn-backend 0.5.11 0.5.23 value text - -
---linear-attn-decode-backend 0.5.11 0.5.23 value text - -
---linear-attn-prefill-backend 0.5.11 0.5.23 value text - -
---linear-attn-verify-backend 0.5.18 0.5.23 value text - -
---linear-replayssm-cache-len 0.5.15.post1 0.5.23 value int - -
---lmcache-config-file 0.5.15.post1 0.5.23 value text - -
---load-balance-method 0.5.11 0.5.23 value text - auto|follow_bootstrap_room|round_robin|total_requests|total_tokens
---load-format 0.5.11 0.5.23 value text - -
---load-publish-endpoint 0.5.20 0.5.23 value text - -
---load-snapshot-publish-interval 0.5.15.post1 0.5.23 value int - -
---log-level 0.5.11 0.5.23 value text - -
---log-level-http 0.5.11 0.5.23 value text - -
---log-requests 0.5.11 0.5.23 switch text - -
---log-requests-format 0.5.11 0.5.23 value text - json|text
---log-requests-level 0.5.11 0.5.23 value int - 0|1|2|3
---log-requests-target 0.5.11 0.5.23 values text - -
---lora-backend 0.5.11 0.5.23 value text - -
---lora-drain-wait-threshold 0.5.12.post1 0.5.23 value float - -
---lora-eviction-policy 0.5.11 0.5.23 value text - fifo|lru
---lora-paths 0.5.11 0.5.23 any text - -
---lora-strict-loading 0.5.11 0.5.23 switch text - -
---lora-target-modules 0.5.11 0.5.23 any text - -
---lora-use-virtual-experts 0.5.11 0.5.23 switch text - -
---mamba-backend 0.5.11 0.5.23 value text - flashinfer|triton
---mamba-cache-philox-rounds 0.5.15.post1 0.5.23 value int - -
---mamba-full-memory-ratio 0.5.11 0.5.23 value float - -
---mamba-max-states-per-path 0.5.18 0.5.23 value int - -
---mamba-radix-cache-strategy 0.5.15.post1 0.5.23 value text - auto|extra_buffer|extra_buffer_lazy|no_buffer
---mamba-scheduler-strategy 0.5.11 0.5.18 value text --mamba-radix-cache-strategy -
---mamba-ssm-dtype 0.5.11 0.5.23 value text - bfloat16|float16|float32
---mamba-track-interval 0.5.11 0.5.23 value int - -
---max-ep-size 0.5.18 0.5.23 value int - -
---max-loaded-loras 0.5.11 0.5.23 value int - -
---max-lora-chunk-size 0.5.11 0.5.23 value int - 128|16|32|64
---max-lora-rank 0.5.11 0.5.23 value int - -
---max-loras-per-batch 0.5.11 0.5.23 value int - -
---max-mamba-cache-size 0.5.11 0.5.23 value int - -
---max-prefill-tokens 0.5.11 0.5.23 value size - -
---max-queued-requests 0.5.11 0.5.23 value int - -
---max-running-requests 0.5.11 0.5.23 value int - -
---max-total-tokens 0.5.11 0.5.23 value size - -
---media-url-max-file-size-mb 0.5.18 0.5.23 value int - -
---mem-fraction-static 0.5.11 0.5.23 value float - -
---min-free-slots-delay 0.5.15.post1 0.5.23 value int - -
---mlx-enable-sampling 0.5.18 0.5.23 switch text - -
---mm-attention-backend 0.5.11 0.5.23 value text - -
---mm-enable-dp-encoder 0.5.11 0.5.23 switch text - -
---mm-feature-transport 0.5.18 0.5.23 value text - cpu|cuda_ipc|cuda_vmm
---mm-global-cache-backend 0.5.18 0.5.23 value text - mooncake
---mm-io-worker-num 0.5.18 0.5.23 value int - -
---mm-preprocess-cache-size-mb 0.5.18 0.5.23 value int - -
---mm-process-config 0.5.11 0.5.23 value json - -
---mm-processor-worker-num 0.5.18 0.5.23 value int - -
---model 0.5.11 0.5.23 value text - -
---model-checksum 0.5.11 0.5.23 optional text - -
---model-config-parser 0.5.12.post1 0.5.23 value text - -
---model-impl 0.5.11 0.5.23 value text - -
---model-loader-extra-config 0.5.11 0.5.23 value text - -
---model-path 0.5.11 0.5.23 value text - -
---modelexpress-config 0.5.11 0.5.23 value text - -
---modelopt-checkpoint-restore-path 0.5.11 0.5.23 value text - -
---modelopt-checkpoint-save-path 0.5.11 0.5.23 value text - -
---modelopt-export-path 0.5.11 0.5.23 value text - -
---modelopt-quant 0.5.11 0.5.23 value text - -
---moe-a2a-backend 0.5.11 0.5.23 value text - -
---moe-data-parallel-size 0.5.11 0.5.23 value int - -
---moe-dense-tp-size 0.5.11 0.5.23 value int - -
---moe-dp-size 0.5.11 0.5.23 value int - -
---moe-runner-backend 0.5.11 0.5.23 value text - -
---monokernel-backend 0.5.23 0.5.23 value text - amd
---mooncake-ib-device 0.5.11 0.5.23 value text - -
---msprobe-dump-config 0.5.11 0.5.23 value text - -
---nccl-init-addr 0.5.11 0.5.23 value text - -
---nccl-port 0.5.11 0.5.23 value int - -
---nnodes 0.5.11 0.5.23 value int - -
---no-dcp-replicate-q-proj 0.5.18 0.5.23 switch text - -
---no-dllm-fdfo 0.5.18 0.5.23 switch text - -
---no-enable-decoder-swa-bounded-replay 0.5.23 0.5.23 switch text - -
---no-enable-dsa-fused-indexer 0.5.23 0.5.23 switch text - -
---no-enable-fused-qk-norm-rope 0.5.23 0.5.23 switch text - -
---no-enable-tf32-matmul 0.5.23 0.5.23 switch text - -
---no-enable-tp-lm-head-all-to-all 0.5.18 0.5.23 switch text - -
---no-experts-shared-outer-loras 0.5.11 0.5.23 switch text - -
---no-lora-strict-loading 0.5.11 0.5.23 switch text - -
---no-mm-enable-dp-encoder 0.5.23 0.5.23 switch text - -
---no-ple-offload-embedding 0.5.20 0.5.23 switch text - -
---no-record-nolora-graph 0.5.11 0.5.12.post1 switch text - -
---no-speculative-enable-w4a4-mxfp4-megamoe 0.5.23 0.5.23 switch text - -
---node-rank 0.5.11 0.5.23 value int - -
---nsa-decode-backend 0.5.11 0.5.18 value text --dsa-decode-backend -
---nsa-prefill-backend 0.5.11 0.5.18 value text --dsa-prefill-backend -
---nsa-prefill-cp-mode 0.5.11 0.5.18 value text --cp-strategy in-seq-split|round-robin-split
---num-continuous-decode-steps 0.5.11 0.5.23 value int - -
---num-reserved-decode-tokens 0.5.11 0.5.23 value int - -
---numa-node 0.5.11 0.5.23 values int - -
---offload-group-size 0.5.11 0.5.23 value int - -
---offload-mode 0.5.11 0.5.23 value text - -
---offload-num-in-group 0.5.11 0.5.23 value int - -
---offload-prefetch-step 0.5.11 0.5.23 value int - -
---optimistic-prefill-attempts 0.5.18 0.5.23 value int - -
---optimistic-prefill-retries 0.5.15.post1 0.5.15.post1 value int - -
---otlp-service-name 0.5.23 0.5.23 value text - -
---otlp-traces-endpoint 0.5.11 0.5.23 value text - -
---page-size 0.5.11 0.5.23 value int - -
---paged-experts-num-resident 0.5.23 0.5.23 value int - -
---pdmux-config-path 0.5.11 0.5.23 value text - -
---piecewise-cuda-graph-compiler 0.5.11 0.5.18 value text - eager|inductor
---piecewise-cuda-graph-max-tokens 0.5.11 0.5.18 value int --cuda-graph-max-bs-prefill -
---piecewise-cuda-graph-tokens 0.5.11 0.5.18 values int --cuda-graph-bs-prefill -
---pipeline-parallel-size 0.5.11 0.5.23 value int - -
---ple-offload-backend 0.5.20 0.5.23 value text - file|pinned
---ple-offload-dir 0.5.20 0.5.23 value text - -
---ple-offload-embedding 0.5.20 0.5.23 switch text - -
---port 0.5.11 0.5.23 value int - -
---pp-async-batch-depth 0.5.11 0.5.23 value int - -
---pp-max-micro-batch-size 0.5.11 0.5.23 value int - -
---pp-size 0.5.11 0.5.23 value int - -
---pre-warm-nccl 0.5.11 0.5.23 switch text - -
---preferred-sampling-params 0.5.11 0.5.23 value json - -
---prefill-attention-backend 0.5.11 0.5.23 value text - -
---prefill-cp-mode 0.5.11 0.5.18 value text --cp-strategy in-seq-split
---prefill-decode-interval 0.5.20 0.5.23 value int - -
---prefill-decode-interval-min-bs 0.5.23 0.5.23 value int - -
---prefill-delayer-forward-passes-buckets 0.5.11 0.5.23 values float - -
---prefill-delayer-max-delay-ms 0.5.12.post1 0.5.23 value float - -
---prefill-delayer-max-delay-passes 0.5.11 0.5.23 value int - -
---prefill-delayer-queue-min-ratio 0.5.12.post1 0.5.23 value float - -
---prefill-delayer-token-usage-low-watermark 0.5.11 0.5.23 value float - -
---prefill-delayer-wait-seconds-buckets 0.5.11 0.5.23 values float - -
---prefill-kv-cache-dequant-dtype 0.5.23 0.5.23 value text - auto|fp8_e4m3|nvfp4
---prefill-max-requests 0.5.11 0.5.23 value int - -
---prefill-only-disable-kv-cache 0.5.12.post1 0.5.23 switch text - -
---prefill-round-robin-balance 0.5.11 0.5.18 switch text - -
---priority-scheduling-preemption-threshold 0.5.11 0.5.23 value int - -
---prompt-tokens-buckets 0.5.11 0.5.23 values text - -
---qsa-indexer-dtype 0.5.23 0.5.23 value text - auto|bfloat16|fp8_e4m3
---quantization 0.5.11 0.5.23 value text - -
---quantization-param-path 0.5.11 0.5.23 value text - -
---quantize-and-serve 0.5.11 0.5.23 switch text - -
---radix-cache-backend 0.5.15.post1 0.5.23 value text - -
---radix-eviction-policy 0.5.11 0.5.23 value text - -
---radix-eviction-policy-config 0.5.20 0.5.23 value json - -
---random-seed 0.5.11 0.5.23 value int - -
---reasoning-parser 0.5.11 0.5.23 value text - -
---record-nolora-graph 0.5.11 0.5.12.post1 switch text - -
---remote-instance-weight-loader-backend 0.5.11 0.5.23 value text - modelexpress|nccl|transfer_engine
---remote-instance-weight-loader-seed-instance-ip 0.5.11 0.5.23 value text - -
---remote-instance-weight-loader-seed-instance-service-port 0.5.11 0.5.23 value int - -
---remote-instance-weight-loader-send-weights-group-ports 0.5.11 0.5.23 value json - -
---remote-instance-weight-loader-start-seed-via-transfer-engine 0.5.11 0.5.23 switch text - -
---retraction-policy 0.5.18 0.5.23 value text - length|priority
---return-aux-hidden-state-layer-ids 0.5.23 0.5.23 values int - -
---return-hidden-states-mode 0.5.18 0.5.23 value text - full|last
---return-input-ids 0.5.20 0.5.23 switch text - -
---return-output-ids 0.5.20 0.5.23 switch text - -
---revision 0.5.11 0.5.23 value text - -
---rl-on-policy-target 0.5.11 0.5.23 value text - fsdp
---rl-quant-profile 0.5.11 0.5.23 value text - -
---sampling-backend 0.5.11 0.5.23 value text - -
---sampling-defaults 0.5.11 0.5.23 value text - model|openai
---sampling-mask-max-tokens 0.5.20 0.5.23 value int - -
---schedule-conservativeness 0.5.11 0.5.23 value float - -
---schedule-low-priority-values-first 0.5.11 0.5.23 switch text - -
---schedule-policy 0.5.11 0.5.23 value text - -
---scheduler-recv-interval 0.5.11 0.5.23 value int - -
---served-model-name 0.5.11 0.5.23 value text - -
---shared-experts-tp-size 0.5.23 0.5.23 value int - -
---show-time-cost 0.5.11 0.5.23 switch text - -
---sidecar 0.5.18 0.5.23 value text - -
---sidecar-args 0.5.18 0.5.23 value json - -
---skip-server-warmup 0.5.11 0.5.23 switch text - -
---skip-tokenizer-init 0.5.11 0.5.23 switch text - -
---sleep-on-idle 0.5.11 0.5.23 switch text - -
---sm-group-num 0.5.11 0.5.23 value int - -
---smg-grpc-mode 0.5.18 0.5.23 switch text - -
---smg-http-sidecar-port 0.5.18 0.5.23 value int - -
---soft-watchdog-timeout 0.5.11 0.5.23 value float - -
---spec-trace-dir 0.5.15.post1 0.5.23 value text - -
---speculative-accept-threshold-acc 0.5.11 0.5.23 value float - -
---speculative-accept-threshold-single 0.5.11 0.5.23 value float - -
---speculative-adaptive 0.5.11 0.5.23 switch text - -
---speculative-adaptive-config 0.5.11 0.5.23 value text - -
---speculative-algorithm 0.5.11 0.5.23 value text - -
---speculative-attention-mode 0.5.11 0.5.23 value text - decode|prefill
---speculative-dflash-block-size 0.5.11 0.5.23 value int - -
---speculative-dflash-draft-window-size 0.5.11 0.5.18 value int --speculative-draft-window-size -
---speculative-domino-candidate-pool-size 0.5.20 0.5.23 value int - -
---speculative-draft-attention-backend 0.5.11 0.5.23 value text - -
---speculative-draft-kv-cache-dtype 0.5.18 0.5.23 value text - auto|bf16|bfloat16|fp8_e4m3|fp8_e5m2
---speculative-draft-load-format 0.5.11 0.5.23 value text - -
---speculative-draft-model 0.5.11 0.5.23 value text - -
---speculative-draft-model-path 0.5.11 0.5.23 value text - -
---speculative-draft-model-quantization 0.5.11 0.5.23 value text - -
---speculative-draft-model-revision 0.5.11 0.5.23 value text - -
---speculative-draft-sink-size 0.5.23 0.5.23 value int - -
---speculative-draft-window-size 0.5.12.post1 0.5.23 value int - -
---speculative-dsa-topk-backend 0.5.20 0.5.23 value text - flashinfer|sgl-kernel|torch
---speculative-dspark-align-verify-tokens-to-graph-tier 0.5.18 0.5.23 switch text - -
---speculative-dspark-block-size 0.5.18 0.5.23 value int - -
---speculative-dspark-confidence-sts-path 0.5.18 0.5.23 value text - -
---speculative-dspark-sps-table-path 0.5.18 0.5.23 value text - -
---speculative-eagle-topk 0.5.11 0.5.23 value int - -
---speculative-enable-w4a4-mxfp4-megamoe 0.5.23 0.5.23 switch text - -
---speculative-moe-a2a-backend 0.5.11 0.5.23 value text - -
---speculative-moe-runner-backend 0.5.11 0.5.23 value text - -
---speculative-ngram-capacity 0.5.11 0.5.23 value int - -
---speculative-ngram-external-corpus-max-tokens 0.5.11 0.5.23 value int - -
---speculative-ngram-external-corpus-path 0.5.11 0.5.23 value text - -
---speculative-ngram-external-sam-budget 0.5.11 0.5.23 value int - -
---speculative-ngram-match-type 0.5.11 0.5.23 value text - BFS|PROB
---speculative-ngram-max-bfs-breadth 0.5.11 0.5.23 value int - -
---speculative-ngram-max-trie-depth 0.5.11 0.5.23 value int - -
---speculative-ngram-min-bfs-breadth 0.5.11 0.5.23 value int - -
---speculative-num-draft-tokens 0.5.11 0.5.23 value int - -
---speculative-num-steps 0.5.11 0.5.23 value int - -
---speculative-skip-dp-mlp-sync 0.5.11 0.5.20 switch text - -
---speculative-token-map 0.5.11 0.5.23 value text - -
---speculative-use-block-verification 0.5.23 0.5.23 switch text - -
---speculative-use-rejection-sampling 0.5.15.post1 0.5.23 switch text - -
---ssl-ca-certs 0.5.11 0.5.23 value text - -
---ssl-certfile 0.5.11 0.5.23 value text - -
---ssl-keyfile 0.5.11 0.5.23 value text - -
---ssl-keyfile-password 0.5.11 0.5.23 value text - -
---startup-weight-load-mode 0.5.18 0.5.23 value text - overlap|serial
---stream-interval 0.5.11 0.5.23 value int - -
---stream-output 0.5.11 0.5.18 switch text - -
---stream-response-default-include-usage 0.5.11 0.5.23 switch text - -
---strip-thinking-cache 0.5.11 0.5.23 switch text - -
---swa-full-tokens-ratio 0.5.11 0.5.23 value float - -
---swa-prefix-tails 0.5.23 0.5.23 value int - -
---tbo-token-distribution-threshold 0.5.11 0.5.23 value float - -
---tensor-parallel-size 0.5.11 0.5.23 value int - -
---tokenizer-backend 0.5.11 0.5.23 value text - fastokens|huggingface
---tokenizer-metrics-allowed-custom-labels 0.5.11 0.5.23 values text - -
---tokenizer-metrics-custom-labels-header 0.5.11 0.5.23 value text - -
---tokenizer-mode 0.5.11 0.5.23 value text - auto|slow
---tokenizer-path 0.5.11 0.5.23 value text - -
---tokenizer-worker-num 0.5.11 0.5.23 value int - -
---tool-call-parser 0.5.11 0.5.23 value text - -
---tool-server 0.5.11 0.5.23 value text - -
---torch-compile-max-bs 0.5.11 0.5.23 value int - -
---torchao-config 0.5.11 0.5.15.post1 value text - -
---tp-size 0.5.11 0.5.23 value int - -
---trace-modules 0.5.15.post1 0.5.23 value text - -
---triton-attention-num-kv-splits 0.5.11 0.5.23 value int - -
---triton-attention-reduce-in-fp32 0.5.11 0.5.23 switch text - -
---triton-attention-split-tile-size 0.5.11 0.5.23 value int - -
---trust-mm-content-hashes 0.5.18 0.5.23 switch text - -
---trust-remote-code 0.5.11 0.5.23 switch text - -
---trust-request-chat-template 0.5.23 0.5.23 switch text - -
---unified-cache-external-linker-backend 0.5.20 0.5.23 value text - -
---unified-cache-external-linker-config 0.5.23 0.5.23 value json - -
---uno-lora-path 0.5.20 0.5.23 value text - -
---use-ray 0.5.11 0.5.23 switch text - -
---uvicorn-access-log-exclude-prefixes 0.5.11 0.5.23 any text - -
---warmups 0.5.11 0.5.23 value text - -
---watchdog-timeout 0.5.11 0.5.23 value float - -
---watermark-config 0.5.23 0.5.23 value text - -
---weight-cache-mode 0.5.18 0.5.23 value text - client|daemon|off
---weight-cache-socket 0.5.18 0.5.23 value text - -
---weight-cache-timeout 0.5.18 0.5.23 value int - -
---weight-loader-disable-mmap 0.5.11 0.5.23 switch text - -
---weight-loader-drop-cache-after-load 0.5.12.post1 0.5.23 switch text - -
---weight-loader-prefetch-checkpoints 0.5.11 0.5.23 switch text - -
---weight-loader-prefetch-num-threads 0.5.11 0.5.23 value int - -
---weight-version 0.5.11 0.5.23 value text - -
+--abort-on-priority-when-disabled 0.5.11 0.5.23 switch text abort_on_priority_when_disabled - -
+--admin-api-key 0.5.11 0.5.23 value text admin_api_key - -
+--allow-auto-truncate 0.5.11 0.5.23 switch text allow_auto_truncate - -
+--allowed-media-domains 0.5.18 0.5.23 values text allowed_media_domains - -
+--api-key 0.5.11 0.5.23 value text api_key - -
+--asr-max-buffer-seconds 0.5.15.post1 0.5.23 value int asr_max_buffer_seconds - -
+--asr-max-concurrent-sessions 0.5.15.post1 0.5.23 value int asr_max_concurrent_sessions - -
+--attention-backend 0.5.11 0.5.23 value text attention_backend - -
+--attention-context-parallel-size 0.5.11 0.5.23 value int attn_cp_size - -
+--attention-data-parallel-size 0.5.23 0.5.23 value int attn_dp_size - -
+--attn-cp-size 0.5.11 0.5.23 value int attn_cp_size - -
+--attn-dp-size 0.5.23 0.5.23 value int attn_dp_size - -
+--base-gpu-id 0.5.11 0.5.23 value int base_gpu_id - -
+--batch-notify-size 0.5.11 0.5.23 value int batch_notify_size - -
+--bf16-gemm-backend 0.5.15.post1 0.5.23 value text bf16_gemm_backend - -
+--boundary-reduction 0.5.23 0.5.23 value text boundary_reduction - ar|auto|rs|rs+rsv|rsv
+--bucket-e2e-request-latency 0.5.11 0.5.23 values float bucket_e2e_request_latency - -
+--bucket-inter-token-latency 0.5.11 0.5.23 values float bucket_inter_token_latency - -
+--bucket-time-to-first-token 0.5.11 0.5.23 values float bucket_time_to_first_token - -
+--c128-page-size 0.5.18 0.5.23 value int c128_page_size - -
+--chat-template 0.5.11 0.5.23 value text chat_template - -
+--checkpoint-engine-wait-weights-before-ready 0.5.11 0.5.23 switch text checkpoint_engine_wait_weights_before_ready - -
+--chunked-prefill-size 0.5.11 0.5.23 value int chunked_prefill_size - -
+--collect-tokens-histogram 0.5.11 0.5.18 switch text collect_tokens_histogram - -
+--completion-template 0.5.11 0.5.23 value text completion_template - -
+--config 0.5.11 0.5.23 value text config - -
+--constrained-json-disable-any-whitespace 0.5.11 0.5.23 switch text constrained_json_disable_any_whitespace - -
+--constrained-json-max-whitespace-cnt 0.5.23 0.5.23 value int constrained_json_max_whitespace_cnt - -
+--constrained-json-whitespace-pattern 0.5.11 0.5.23 value text constrained_json_whitespace_pattern - -
+--context-bucket 0.5.23 0.5.23 value size cuda_graph_prefill_max_context - -
+--context-length 0.5.11 0.5.23 value size context_length - -
+--cp-strategy 0.5.15.post1 0.5.23 value text cp_strategy - interleave|zigzag
+--cpu-offload-gb 0.5.11 0.5.23 value int cpu_offload_gb - -
+--crash-dump-folder 0.5.11 0.5.23 value text crash_dump_folder - -
+--cuda-graph-backend-decode 0.5.15.post1 0.5.23 value text cuda_graph_backend_decode - -
+--cuda-graph-backend-prefill 0.5.15.post1 0.5.23 value text cuda_graph_backend_prefill - -
+--cuda-graph-bs 0.5.11 0.5.18 values int cuda_graph_bs_decode --cuda-graph-bs-decode -
+--cuda-graph-bs-decode 0.5.15.post1 0.5.23 values int cuda_graph_bs_decode - -
+--cuda-graph-bs-prefill 0.5.15.post1 0.5.23 values int cuda_graph_bs_prefill - -
+--cuda-graph-config 0.5.15.post1 0.5.23 value text cuda_graph_config - -
+--cuda-graph-max-bs 0.5.11 0.5.18 value int cuda_graph_max_bs_decode --cuda-graph-max-bs-decode -
+--cuda-graph-max-bs-decode 0.5.15.post1 0.5.23 value int cuda_graph_max_bs_decode - -
+--cuda-graph-max-bs-prefill 0.5.15.post1 0.5.23 value int cuda_graph_max_bs_prefill - -
+--cuda-graph-max-seq-len-prefill 0.5.23 0.5.23 value int cuda_graph_max_seq_len_prefill - -
+--cuda-graph-prefill-max-context 0.5.23 0.5.23 value size cuda_graph_prefill_max_context - -
+--cuda-graph-tc-compiler 0.5.15.post1 0.5.20 value text cuda_graph_tc_compiler - eager|inductor
+--custom-sigquit-handler 0.5.11 0.5.12.post1 value text custom_sigquit_handler - -
+--custom-weight-loader 0.5.11 0.5.23 any text custom_weight_loader - -
+--data-parallel-size 0.5.11 0.5.23 value int dp_size - -
+--dcp-comm-backend 0.5.18 0.5.23 value text dcp_comm_backend - a2a|ag_rs|fi_a2a
+--dcp-replicate-q-proj 0.5.18 0.5.23 switch text dcp_replicate_q_proj - -
+--dcp-size 0.5.15.post1 0.5.23 value int dcp_size - -
+--debug-cuda-graph 0.5.11 0.5.23 switch text debug_cuda_graph - -
+--debug-tensor-dump-inject 0.5.11 0.5.12.post1 value text debug_tensor_dump_inject - -
+--debug-tensor-dump-input-file 0.5.11 0.5.23 value text debug_tensor_dump_input_file - -
+--debug-tensor-dump-layers 0.5.11 0.5.23 values int debug_tensor_dump_layers - -
+--debug-tensor-dump-output-folder 0.5.11 0.5.23 value text debug_tensor_dump_output_folder - -
+--decode-attention-backend 0.5.11 0.5.23 value text decode_attention_backend - -
+--decode-context-parallel-size 0.5.15.post1 0.5.23 value int dcp_size - -
+--decode-log-interval 0.5.11 0.5.23 value int decode_log_interval - -
+--decoupled-spec-bind-endpoint 0.5.15.post1 0.5.23 value text decoupled_spec_bind_endpoint - -
+--decoupled-spec-connect-endpoints 0.5.15.post1 0.5.23 value json decoupled_spec_connect_endpoints - -
+--decoupled-spec-rank 0.5.15.post1 0.5.23 value int decoupled_spec_rank - -
+--decoupled-spec-role 0.5.15.post1 0.5.23 value text decoupled_spec_role - drafter|null|verifier
+--decrypted-config-file 0.5.11 0.5.23 value text decrypted_config_file - -
+--decrypted-draft-config-file 0.5.11 0.5.23 value text decrypted_draft_config_file - -
+--deepep-config 0.5.11 0.5.23 value text deepep_config - -
+--deepep-dispatcher-output-dtype 0.5.15.post1 0.5.23 value text deepep_dispatcher_output_dtype - auto|bf16|fp8|int8|nvfp4
+--deepep-mode 0.5.11 0.5.23 value text deepep_mode - auto|low_latency|normal
+--deepep-v2-mode 0.5.20 0.5.23 value text deepep_v2_mode - direct|hybrid
+--default-chat-template-kwargs 0.5.18 0.5.23 value json default_chat_template_kwargs - -
+--default-priority-value 0.5.11 0.5.23 value int default_priority_value - -
+--delete-ckpt-after-loading 0.5.11 0.5.23 switch text delete_ckpt_after_loading - -
+--detokenizer-worker-num 0.5.12.post1 0.5.23 value int detokenizer_worker_num - -
+--device 0.5.11 0.5.23 value text device - -
+--disable-aiter-allreduce-fusion-in-decode 0.5.23 0.5.23 switch text disable_aiter_allreduce_fusion_in_decode - -
+--disable-aiter-allreduce-fusion-in-prefill 0.5.23 0.5.23 switch text disable_aiter_allreduce_fusion_in_prefill - -
+--disable-attn-tp-gather 0.5.15.post1 0.5.23 switch text disable_attn_tp_gather - -
+--disable-chunked-prefix-cache 0.5.11 0.5.23 switch text disable_chunked_prefix_cache - -
+--disable-cuda-graph 0.5.11 0.5.23 switch text disable_cuda_graph - -
+--disable-cuda-graph-padding 0.5.11 0.5.23 switch text disable_cuda_graph_padding - -
+--disable-custom-all-reduce 0.5.11 0.5.23 switch text disable_custom_all_reduce - -
+--disable-decode-cuda-graph 0.5.15.post1 0.5.23 switch text disable_decode_cuda_graph - -
+--disable-fast-image-processor 0.5.11 0.5.23 switch text disable_fast_image_processor - -
+--disable-flashinfer-autotune 0.5.11 0.5.23 switch text disable_flashinfer_autotune - -
+--disable-flashinfer-cutlass-moe-fp4-allgather 0.5.11 0.5.23 switch text disable_flashinfer_cutlass_moe_fp4_allgather - -
+--disable-hybrid-swa-memory 0.5.11 0.5.23 switch text disable_hybrid_swa_memory - -
+--disable-outlines-disk-cache 0.5.11 0.5.23 switch text disable_outlines_disk_cache - -
+--disable-overlap-schedule 0.5.11 0.5.23 switch text disable_overlap_schedule - -
+--disable-piecewise-cuda-graph 0.5.11 0.5.18 switch text cuda_graph_backend_prefill --disable-prefill-cuda-graph -
+--disable-prefill-cuda-graph 0.5.15.post1 0.5.23 switch text disable_prefill_cuda_graph - -
+--disable-priority-preemption 0.5.11 0.5.23 switch text disable_priority_preemption - -
+--disable-radix-cache 0.5.11 0.5.23 switch text disable_radix_cache - -
+--disable-shared-experts-fusion 0.5.11 0.5.23 switch text disable_shared_experts_fusion - -
+--disable-tokenizer-batch-decode 0.5.11 0.5.23 switch text disable_tokenizer_batch_decode - -
+--disaggregation-bootstrap-port 0.5.11 0.5.23 value int disaggregation_bootstrap_port - -
+--disaggregation-decode-allocation-policy 0.5.23 0.5.23 value text disaggregation_decode_allocation_policy - early|prefill_complete
+--disaggregation-decode-enable-offload-kvcache 0.5.11 0.5.23 switch text disaggregation_decode_enable_offload_kvcache - -
+--disaggregation-decode-enable-radix-cache 0.5.11 0.5.23 switch text disaggregation_decode_enable_radix_cache - -
+--disaggregation-decode-extra-slots 0.5.15.post1 0.5.23 value int disaggregation_decode_extra_slots - -
+--disaggregation-decode-host-receive-threshold 0.5.23 0.5.23 value float disaggregation_decode_host_receive_threshold - -
+--disaggregation-decode-polling-interval 0.5.11 0.5.23 value int disaggregation_decode_polling_interval - -
+--disaggregation-decode-retraction-backup 0.5.18 0.5.23 value text disaggregation_decode_retraction_backup - -
+--disaggregation-enable-kv-checksum 0.5.23 0.5.23 switch text disaggregation_enable_kv_checksum - -
+--disaggregation-ib-device 0.5.11 0.5.23 value text disaggregation_ib_device - -
+--disaggregation-mode 0.5.11 0.5.23 value text disaggregation_mode - decode|null|prefill
+--disaggregation-transfer-backend 0.5.11 0.5.23 value text disaggregation_transfer_backend - -
+--dist-init-addr 0.5.11 0.5.23 value text dist_init_addr - -
+--dist-timeout 0.5.11 0.5.23 value int dist_timeout - -
+--dllm-algorithm 0.5.11 0.5.23 value text dllm_algorithm - -
+--dllm-algorithm-config 0.5.11 0.5.23 value text dllm_algorithm_config - -
+--dllm-fdfo 0.5.18 0.5.23 switch text dllm_fdfo - -
+--download-dir 0.5.11 0.5.23 value text download_dir - -
+--dp-size 0.5.11 0.5.23 value int dp_size - -
+--dsa-decode-backend 0.5.15.post1 0.5.23 value text dsa_decode_backend - -
+--dsa-paged-mqa-logits-backend 0.5.15.post1 0.5.23 value text dsa_paged_mqa_logits_backend - aiter|auto|cutedsl|deepgemm
+--dsa-prefill-backend 0.5.15.post1 0.5.23 value text dsa_prefill_backend - -
+--dsa-prefill-cp-mode 0.5.15.post1 0.5.18 value text dsa_prefill_cp_mode --cp-strategy in-seq-split|round-robin-split
+--dsa-topk-backend 0.5.15.post1 0.5.23 value text dsa_topk_backend - flashinfer|sgl-kernel|torch
+--dsa-triton-union 0.5.23 0.5.23 value int dsa_triton_union - 0|2|4
+--dsv4-attn-backend 0.5.20 0.5.23 value text dsv4_attn_backend - -
+--dsv4-prefill-backend 0.5.20 0.5.23 value text dsv4_prefill_backend - auto|flashmla_sparse|flashmla_sparse_q8
+--dtype 0.5.11 0.5.23 value text dtype - auto|bfloat16|float|float16|float32|half
+--dwdp-size 0.5.18 0.5.23 value int dwdp_size - -
+--dynamic-batch-tokenizer-batch-size 0.5.11 0.5.23 value int dynamic_batch_tokenizer_batch_size - -
+--dynamic-batch-tokenizer-batch-timeout 0.5.11 0.5.23 value float dynamic_batch_tokenizer_batch_timeout - -
+--elastic-ep-backend 0.5.11 0.5.23 value text elastic_ep_backend - mooncake|nixl|none
+--elastic-ep-initial-size 0.5.18 0.5.23 value int elastic_ep_initial_size - -
+--elastic-ep-join-mode 0.5.18 0.5.23 value text ep_join_mode - recover|scale
+--elastic-ep-join-rank-offset 0.5.18 0.5.23 value int ep_join_rank_offset - -
+--elastic-ep-rejoin 0.5.11 0.5.20 switch text elastic_ep_rejoin - -
+--elastic-ep-scale-timeout 0.5.18 0.5.23 value float elastic_ep_scale_timeout - -
+--enable-adaptive-dispatch-to-encoder 0.5.11 0.5.23 switch text enable_adaptive_dispatch_to_encoder - -
+--enable-aiter-allreduce-fusion 0.5.11 0.5.23 switch text enable_aiter_allreduce_fusion - -
+--enable-amd-monokernel 0.5.23 0.5.23 switch text enable_amd_monokernel - -
+--enable-attn-tp-input-scattered 0.5.11 0.5.23 switch text enable_attn_tp_input_scattered - -
+--enable-breakable-cuda-graph 0.5.11 0.5.18 switch text cuda_graph_backend_prefill --cuda-graph-backend-prefill -
+--enable-broadcast-mm-inputs-process 0.5.11 0.5.23 switch text enable_broadcast_mm_inputs_process - -
+--enable-cache-report 0.5.11 0.5.23 switch text enable_cache_report - -
+--enable-cp-decode-attn-tp 0.5.18 0.5.23 switch text enable_cp_decode_attn_tp - -
+--enable-cudagraph-gc 0.5.11 0.5.23 switch text enable_cudagraph_gc - -
+--enable-custom-logit-processor 0.5.11 0.5.23 switch text enable_custom_logit_processor - -
+--enable-decoder-swa-bounded-replay 0.5.23 0.5.23 switch text enable_decoder_swa_bounded_replay - -
+--enable-deepep-waterfill 0.5.12.post1 0.5.15.post1 switch text enable_deepep_waterfill - -
+--enable-deepseek-v4-fp4-indexer 0.5.15.post1 0.5.23 switch text enable_deepseek_v4_fp4_indexer - -
+--enable-dense-mlp-attn-tp 0.5.20 0.5.23 switch text enable_dense_mlp_attn_tp - -
+--enable-deterministic-inference 0.5.11 0.5.23 switch text enable_deterministic_inference - -
+--enable-dp-attention 0.5.11 0.5.23 switch text enable_dp_attention - -
+--enable-dp-attention-local-control-broadcast 0.5.11 0.5.23 switch text enable_dp_attention_local_control_broadcast - -
+--enable-dp-lm-head 0.5.11 0.5.23 switch text enable_dp_lm_head - -
+--enable-draft-weights-cpu-backup 0.5.11 0.5.23 switch text enable_draft_weights_cpu_backup - -
+--enable-dsa-cache-layer-split 0.5.18 0.5.23 switch text enable_dsa_cache_layer_split - -
+--enable-dsa-fused-indexer 0.5.23 0.5.23 switch text enable_dsa_fused_indexer - -
+--enable-dsa-prefill-context-parallel 0.5.15.post1 0.5.18 switch text enable_dsa_prefill_context_parallel --cp-strategy -
+--enable-dynamic-batch-tokenizer 0.5.11 0.5.23 switch text enable_dynamic_batch_tokenizer - -
+--enable-dynamic-chunking 0.5.11 0.5.23 switch text enable_dynamic_chunking - -
+--enable-elastic-expert-backup 0.5.11 0.5.23 switch text enable_elastic_expert_backup - -
+--enable-encoder-swa-bounded-replay 0.5.23 0.5.23 switch text enable_encoder_swa_bounded_replay - -
+--enable-eplb 0.5.11 0.5.23 switch text enable_eplb - -
+--enable-expert-distribution-metrics 0.5.11 0.5.18 switch text enable_expert_distribution_metrics - -
+--enable-flashinfer-allreduce-fusion 0.5.11 0.5.23 switch text enable_flashinfer_allreduce_fusion - -
+--enable-flexkv 0.5.18 0.5.23 switch text enable_flexkv - -
+--enable-forward-pass-metrics 0.5.12.post1 0.5.23 switch text enable_forward_pass_metrics - -
+--enable-fp32-lm-head 0.5.11 0.5.23 switch text enable_fp32_lm_head - -
+--enable-fused-moe-sum-all-reduce 0.5.11 0.5.23 switch text enable_fused_moe_sum_all_reduce - -
+--enable-fused-qk-norm-rope 0.5.11 0.5.23 switch text enable_fused_qk_norm_rope - -
+--enable-gdn-replayssm-spec 0.5.18 0.5.18 switch text enable_linear_replayssm_spec --enable-linear-replayssm-spec -
+--enable-hicache 0.5.23 0.5.23 switch text enable_hierarchical_cache - -
+--enable-hierarchical-cache 0.5.11 0.5.23 switch text enable_hierarchical_cache - -
+--enable-hisparse 0.5.11 0.5.23 switch text enable_hisparse - -
+--enable-http-worker-reuseport 0.5.23 0.5.23 switch text enable_http_worker_reuseport - -
+--enable-http2 0.5.11 0.5.23 switch text enable_http2 - -
+--enable-int8-mamba-checkpoint 0.5.15.post1 0.5.23 switch text enable_int8_mamba_checkpoint - -
+--enable-kv-cache-sharding 0.5.23 0.5.23 switch text enable_kv_cache_sharding - -
+--enable-layernorm-sp 0.5.20 0.5.23 switch text enable_layernorm_sp - -
+--enable-layerwise-nvtx-marker 0.5.11 0.5.23 switch text enable_layerwise_nvtx_marker - -
+--enable-lean-attention 0.5.20 0.5.23 switch text enable_lean_attention - -
+--enable-linear-replayssm 0.5.15.post1 0.5.23 switch text enable_linear_replayssm - -
+--enable-linear-replayssm-spec 0.5.18 0.5.23 switch text enable_linear_replayssm_spec - -
+--enable-linker-mla-dedup 0.5.23 0.5.23 switch text enable_linker_mla_dedup - -
+--enable-lmcache 0.5.11 0.5.23 switch text enable_lmcache - -
+--enable-lora 0.5.11 0.5.23 switch text enable_lora - -
+--enable-lora-overlap-loading 0.5.11 0.5.23 switch text enable_lora_overlap_loading - -
+--enable-mamba-cache-stochastic-rounding 0.5.15.post1 0.5.23 switch text enable_mamba_cache_stochastic_rounding - -
+--enable-megamoe-for-layernorm-sp 0.5.23 0.5.23 switch text enable_megamoe_for_layernorm_sp - -
+--enable-memory-saver 0.5.11 0.5.23 switch text enable_memory_saver - -
+--enable-metrics 0.5.11 0.5.23 switch text enable_metrics - -
+--enable-metrics-for-all-schedulers 0.5.11 0.5.23 switch text enable_metrics_for_all_schedulers - -
+--enable-mfu-metrics 0.5.11 0.5.23 switch text enable_mfu_metrics - -
+--enable-mis 0.5.11 0.5.23 switch text enable_mis - -
+--enable-mixed-chunk 0.5.11 0.5.23 switch text enable_mixed_chunk - -
+--enable-mm-global-cache 0.5.11 0.5.23 switch text enable_mm_global_cache - -
+--enable-mscclpp 0.5.11 0.5.23 switch text enable_mscclpp - -
+--enable-multi-layer-eagle 0.5.11 0.5.23 switch text enable_multi_layer_eagle - -
+--enable-multimodal 0.5.11 0.5.23 switch text enable_multimodal - -
+--enable-nan-detection 0.5.11 0.5.12.post1 switch text enable_nan_detection - -
+--enable-nccl-nvls 0.5.11 0.5.23 switch text enable_nccl_nvls - -
+--enable-nsa-prefill-context-parallel 0.5.11 0.5.18 switch text enable_dsa_prefill_context_parallel --cp-strategy -
+--enable-nvidia-megakernel 0.5.23 0.5.23 switch text enable_nvidia_megakernel - -
+--enable-p2p-check 0.5.11 0.5.23 switch text enable_p2p_check - -
+--enable-page-major-kv-layout 0.5.15.post1 0.5.23 switch text enable_page_major_kv_layout - -
+--enable-paged-experts 0.5.23 0.5.23 switch text enable_paged_experts - -
+--enable-pd-role-switch 0.5.23 0.5.23 switch text enable_pd_role_switch - -
+--enable-pdmux 0.5.11 0.5.23 switch text enable_pdmux - -
+--enable-piecewise-cuda-graph 0.5.11 0.5.12.post1 switch text enable_piecewise_cuda_graph --cuda-graph-backend-prefill -
+--enable-precise-embedding-interpolation 0.5.11 0.5.23 switch text enable_precise_embedding_interpolation - -
+--enable-prefill-context-parallel 0.5.11 0.5.18 switch text enable_prefill_context_parallel --cp-strategy -
+--enable-prefill-cp 0.5.15.post1 0.5.23 switch text enable_prefill_cp - -
+--enable-prefill-delayer 0.5.11 0.5.23 switch text enable_prefill_delayer - -
+--enable-prefix-mm-cache 0.5.11 0.5.23 switch text enable_prefix_mm_cache - -
+--enable-priority-scheduling 0.5.11 0.5.23 switch text enable_priority_scheduling - -
+--enable-profile-cuda-graph 0.5.11 0.5.23 switch text enable_profile_cuda_graph - -
+--enable-quant-communications 0.5.11 0.5.23 switch text enable_quant_communications - -
+--enable-request-time-stats-logging 0.5.11 0.5.23 switch text enable_request_time_stats_logging - -
+--enable-response-store 0.5.20 0.5.23 switch text enable_response_store - -
+--enable-return-aux-hidden-states 0.5.23 0.5.23 switch text enable_return_aux_hidden_states - -
+--enable-return-hidden-states 0.5.11 0.5.23 switch text enable_return_hidden_states - -
+--enable-return-indexer-topk 0.5.12.post1 0.5.23 switch text enable_return_indexer_topk - -
+--enable-return-routed-experts 0.5.11 0.5.23 switch text enable_return_routed_experts - -
+--enable-scattered-sconv 0.5.18 0.5.23 switch text enable_scattered_sconv - -
+--enable-session-radix-cache 0.5.15.post1 0.5.23 switch text enable_session_radix_cache - -
+--enable-shared-experts-attn-tp 0.5.20 0.5.23 switch text enable_shared_experts_attn_tp - -
+--enable-single-batch-overlap 0.5.11 0.5.23 switch text enable_single_batch_overlap - -
+--enable-ssl-refresh 0.5.11 0.5.23 switch text enable_ssl_refresh - -
+--enable-streaming-session 0.5.11 0.5.23 switch text enable_streaming_session - -
+--enable-strict-thinking 0.5.12.post1 0.5.23 switch text enable_strict_thinking - -
+--enable-symm-mem 0.5.11 0.5.23 switch text enable_symm_mem - -
+--enable-tf32-matmul 0.5.15.post1 0.5.23 switch text enable_tf32_matmul - -
+--enable-tokenizer-batch-encode 0.5.11 0.5.23 switch text enable_tokenizer_batch_encode - -
+--enable-torch-compile 0.5.11 0.5.23 switch text enable_torch_compile - -
+--enable-torch-compile-debug-mode 0.5.11 0.5.23 switch text enable_torch_compile_debug_mode - -
+--enable-torch-symm-mem 0.5.11 0.5.23 switch text enable_torch_symm_mem - -
+--enable-tp-lm-head-all-to-all 0.5.18 0.5.23 switch text enable_tp_lm_head_all_to_all - -
+--enable-trace 0.5.11 0.5.23 switch text enable_trace - -
+--enable-two-batch-overlap 0.5.11 0.5.23 switch text enable_two_batch_overlap - -
+--enable-unified-cache-external-linker 0.5.20 0.5.23 switch text enable_unified_cache_external_linker - -
+--enable-unified-memory 0.5.15.post1 0.5.23 switch text enable_unified_memory - -
+--enable-w4a4-mxfp4-megamoe 0.5.20 0.5.23 switch text enable_w4a4_mxfp4_megamoe - -
+--enable-waterfill 0.5.18 0.5.23 switch text enable_waterfill - -
+--enable-watermark 0.5.23 0.5.23 switch text enable_watermark - -
+--enable-weights-cpu-backup 0.5.11 0.5.23 switch text enable_weights_cpu_backup - -
+--encoder-bootstrap-port 0.5.15.post1 0.5.23 value int encoder_bootstrap_port - -
+--encoder-only 0.5.11 0.5.23 switch text encoder_only - -
+--encoder-register-urls 0.5.15.post1 0.5.23 values text encoder_register_urls - -
+--encoder-transfer-backend 0.5.11 0.5.23 value text encoder_transfer_backend - -
+--encoder-urls 0.5.11 0.5.23 values text encoder_urls - -
+--enforce-disable-flashinfer-allreduce-fusion 0.5.11 0.5.23 switch text enforce_disable_flashinfer_allreduce_fusion - -
+--enforce-piecewise-cuda-graph 0.5.11 0.5.18 switch text cuda_graph_backend_prefill --cuda-graph-backend-prefill -
+--enforce-shared-experts-fusion 0.5.11 0.5.23 switch text enforce_shared_experts_fusion - -
+--engine-info-bootstrap-port 0.5.11 0.5.23 value int engine_info_bootstrap_port - -
+--ep 0.5.11 0.5.23 value int ep_size - -
+--ep-dispatch-algorithm 0.5.11 0.5.23 value text ep_dispatch_algorithm - -
+--ep-num-redundant-experts 0.5.11 0.5.23 value int ep_num_redundant_experts - -
+--ep-size 0.5.11 0.5.23 value int ep_size - -
+--eplb-algorithm 0.5.11 0.5.23 value text eplb_algorithm - -
+--eplb-min-rebalancing-utilization-threshold 0.5.11 0.5.23 value float eplb_min_rebalancing_utilization_threshold - -
+--eplb-rebalance-layers-per-chunk 0.5.11 0.5.23 value int eplb_rebalance_layers_per_chunk - -
+--eplb-rebalance-num-iterations 0.5.11 0.5.23 value int eplb_rebalance_num_iterations - -
+--expert-balancedness-report-mode 0.5.18 0.5.23 value text expert_balancedness_report_mode - both|off|prometheus|server_log
+--expert-distribution-recorder-buffer-size 0.5.11 0.5.23 value int expert_distribution_recorder_buffer_size - -
+--expert-distribution-recorder-mode 0.5.11 0.5.23 value text expert_distribution_recorder_mode - -
+--expert-parallel-size 0.5.11 0.5.23 value int ep_size - -
+--experts-shared-outer-loras 0.5.11 0.5.23 switch text experts_shared_outer_loras - -
+--export-metrics-to-file 0.5.11 0.5.23 switch text export_metrics_to_file - -
+--export-metrics-to-file-dir 0.5.11 0.5.23 value text export_metrics_to_file_dir - -
+--extra-metric-labels 0.5.11 0.5.23 value json extra_metric_labels - -
+--fastapi-root-path 0.5.11 0.5.23 value text fastapi_root_path - -
+--file-storage-path 0.5.11 0.5.23 value text file_storage_path - -
+--flashinfer-a2a-dispatch-type 0.5.20 0.5.23 value text flashinfer_a2a_dispatch_type - auto|bf16|mxfp8|nvfp4
+--flashinfer-allreduce-fusion-backend 0.5.15.post1 0.5.23 value text flashinfer_allreduce_fusion_backend - -
+--flashinfer-autotune-skip-ops 0.5.18 0.5.23 values text flashinfer_autotune_skip_ops - -
+--flashinfer-mla-disable-ragged 0.5.11 0.5.23 switch text flashinfer_mla_disable_ragged - -
+--flashinfer-mxfp4-moe-precision 0.5.11 0.5.23 value text flashinfer_mxfp4_moe_precision - -
+--flexkv-config-file 0.5.18 0.5.23 value text flexkv_config_file - -
+--forward-hooks 0.5.11 0.5.23 value json forward_hooks - -
+--forward-pass-metrics-ipc-name 0.5.12.post1 0.5.23 value text forward_pass_metrics_ipc_name - -
+--forward-pass-metrics-worker-id 0.5.12.post1 0.5.23 value text forward_pass_metrics_worker_id - -
+--fp4-gemm-backend 0.5.11 0.5.23 value text fp4_gemm_runner_backend - -
+--fp8-gemm-backend 0.5.11 0.5.23 value text fp8_gemm_runner_backend - -
+--fuseep-mode 0.5.18 0.5.23 value int fuseep_mode - 1|2
+--gated-launch-port 0.5.20 0.5.23 value int gated_launch_port - -
+--gc-threshold 0.5.11 0.5.23 values int gc_threshold - -
+--gc-warning-threshold-secs 0.5.11 0.5.23 value float gc_warning_threshold_secs - -
+--generation-tokens-buckets 0.5.11 0.5.23 values text generation_tokens_buckets - -
+--gpu-id-step 0.5.11 0.5.23 value int gpu_id_step - -
+--grammar-backend 0.5.11 0.5.23 value text grammar_backend - llguidance|none|outlines|xgrammar
+--grpc-http-sidecar-port 0.5.11 0.5.23 value int smg_http_sidecar_port - -
+--grpc-mode 0.5.11 0.5.23 switch text grpc_mode - -
+--grpc-port 0.5.18 0.5.23 value int grpc_port - -
+--grpc-response-timeout-secs 0.5.23 0.5.23 value int grpc_response_timeout_secs - -
+--hf-chat-template-name 0.5.11 0.5.23 value text hf_chat_template_name - -
+--hicache-host-memory-fraction 0.5.23 0.5.23 value float hicache_host_memory_fraction - -
+--hicache-host-memory-mode 0.5.20 0.5.23 value text hicache_host_memory_mode - buffer_only|cache
+--hicache-io-backend 0.5.11 0.5.23 value text hicache_io_backend - direct|kernel|kernel_ascend
+--hicache-mem-layout 0.5.11 0.5.23 value text hicache_mem_layout - layer_first|page_first|page_first_direct|page_first_kv_split|page_head
+--hicache-ratio 0.5.11 0.5.23 value float hicache_ratio - -
+--hicache-size 0.5.11 0.5.23 value int hicache_size - -
+--hicache-storage-backend 0.5.11 0.5.23 value text hicache_storage_backend - -
+--hicache-storage-backend-extra-config 0.5.11 0.5.23 value text hicache_storage_backend_extra_config - -
+--hicache-storage-prefetch-policy 0.5.11 0.5.23 value text hicache_storage_prefetch_policy - best_effort|timeout|wait_complete
+--hicache-storage-prefetch-retry-max-attempts 0.5.20 0.5.23 value int hicache_storage_prefetch_retry_max_attempts - -
+--hicache-storage-prefetch-retry-poll-interval 0.5.20 0.5.23 value int hicache_storage_prefetch_retry_poll_interval - -
+--hicache-write-policy 0.5.11 0.5.23 value text hicache_write_policy - write_back|write_through|write_through_selective
+--hierarchical-sparse-attention-extra-config 0.5.12.post1 0.5.23 value text hisparse_config - -
+--hisparse-config 0.5.11 0.5.23 value text hisparse_config - -
+--host 0.5.11 0.5.23 value text host - -
+--http2-initial-connection-window-size 0.5.20 0.5.23 value int http2_initial_connection_window_size - -
+--http2-max-concurrent-streams 0.5.18 0.5.23 value int http2_max_concurrent_streams - -
+--hybrid-kvcache-ratio 0.5.11 0.5.12.post1 switch text hybrid_kvcache_ratio - -
+--image-processor-backend 0.5.18 0.5.23 value text image_processor_backend - auto|pil|torchvision
+--incremental-streaming-output 0.5.11 0.5.23 switch text incremental_streaming_output - -
+--init-expert-location 0.5.11 0.5.23 value text init_expert_location - -
+--int8-mamba-ckpt-size 0.5.15.post1 0.5.23 value int int8_mamba_ckpt_size - -
+--is-embedding 0.5.11 0.5.23 switch text is_embedding - -
+--json-model-override-args 0.5.11 0.5.23 value text json_model_override_args - -
+--keep-mm-feature-on-device 0.5.11 0.5.20 switch text keep_mm_feature_on_device --mm-feature-transport -
+--kt-cpuinfer 0.5.11 0.5.23 value int kt_cpuinfer - -
+--kt-max-deferred-experts-per-token 0.5.11 0.5.23 value int kt_max_deferred_experts_per_token - -
+--kt-method 0.5.11 0.5.23 value text kt_method - -
+--kt-num-gpu-experts 0.5.11 0.5.23 value int kt_num_gpu_experts - -
+--kt-threadpool-count 0.5.11 0.5.23 value int kt_threadpool_count - -
+--kt-weight-path 0.5.11 0.5.23 value text kt_weight_path - -
+--kv-cache-dtype 0.5.11 0.5.23 value text kv_cache_dtype - -
+--kv-canary 0.5.15.post1 0.5.23 value text kv_canary - log|none|raise
+--kv-canary-real-data 0.5.15.post1 0.5.23 value text kv_canary_real_data - all|none|partial
+--kv-canary-sweep-interval 0.5.15.post1 0.5.23 value int kv_canary_sweep_interval - -
+--kv-events-config 0.5.11 0.5.23 value text kv_events_config - -
+--language-model-only 0.5.18 0.5.23 switch text language_model_only - -
+--language-only 0.5.11 0.5.23 switch text language_only - -
+--limit-mm-data-per-request 0.5.11 0.5.23 value json limit_mm_data_per_request - -
+--linear-attn-backend 0.5.11 0.5.23 value text linear_attn_backend - -
+--linear-attn-decode-backend 0.5.11 0.5.23 value text linear_attn_decode_backend - -
+--linear-attn-prefill-backend 0.5.11 0.5.23 value text linear_attn_prefill_backend - -
+--linear-attn-verify-backend 0.5.18 0.5.23 value text linear_attn_verify_backend - -
+--linear-replayssm-cache-len 0.5.15.post1 0.5.23 value int linear_replayssm_cache_len - -
+--lmcache-config-file 0.5.15.post1 0.5.23 value text lmcache_config_file - -
+--load-balance-method 0.5.11 0.5.23 value text load_balance_method - auto|follow_bootstrap_room|round_robin|total_requests|total_tokens
+--load-format 0.5.11 0.5.23 value text load_format - -
+--load-publish-endpoint 0.5.20 0.5.23 value text load_publish_endpoint - -
+--load-snapshot-publish-interval 0.5.15.post1 0.5.23 value int load_snapshot_publish_interval - -
+--log-level 0.5.11 0.5.23 value text log_level - -
+--log-level-http 0.5.11 0.5.23 value text log_level_http - -
+--log-requests 0.5.11 0.5.23 switch text log_requests - -
+--log-requests-format 0.5.11 0.5.23 value text log_requests_format - json|text
+--log-requests-level 0.5.11 0.5.23 value int log_requests_level - 0|1|2|3
+--log-requests-target 0.5.11 0.5.23 values text log_requests_target - -
+--lora-backend 0.5.11 0.5.23 value text lora_backend - -
+--lora-drain-wait-threshold 0.5.12.post1 0.5.23 value float lora_drain_wait_threshold - -
+--lora-eviction-policy 0.5.11 0.5.23 value text lora_eviction_policy - fifo|lru
+--lora-paths 0.5.11 0.5.23 any text lora_paths - -
+--lora-strict-loading 0.5.11 0.5.23 switch text lora_strict_loading - -
+--lora-target-modules 0.5.11 0.5.23 any text lora_target_modules - -
+--lora-use-virtual-experts 0.5.11 0.5.23 switch text lora_use_virtual_experts - -
+--mamba-backend 0.5.11 0.5.23 value text mamba_backend - flashinfer|triton
+--mamba-cache-philox-rounds 0.5.15.post1 0.5.23 value int mamba_cache_philox_rounds - -
+--mamba-full-memory-ratio 0.5.11 0.5.23 value float mamba_full_memory_ratio - -
+--mamba-max-states-per-path 0.5.18 0.5.23 value int mamba_max_states_per_path - -
+--mamba-radix-cache-strategy 0.5.15.post1 0.5.23 value text mamba_radix_cache_strategy - auto|extra_buffer|extra_buffer_lazy|no_buffer
+--mamba-scheduler-strategy 0.5.11 0.5.18 value text mamba_radix_cache_strategy --mamba-radix-cache-strategy -
+--mamba-ssm-dtype 0.5.11 0.5.23 value text mamba_ssm_dtype - bfloat16|float16|float32
+--mamba-track-interval 0.5.11 0.5.23 value int mamba_track_interval - -
+--max-ep-size 0.5.18 0.5.23 value int max_ep_size - -
+--max-loaded-loras 0.5.11 0.5.23 value int max_loaded_loras - -
+--max-lora-chunk-size 0.5.11 0.5.23 value int max_lora_chunk_size - 128|16|32|64
+--max-lora-rank 0.5.11 0.5.23 value int max_lora_rank - -
+--max-loras-per-batch 0.5.11 0.5.23 value int max_loras_per_batch - -
+--max-mamba-cache-size 0.5.11 0.5.23 value int max_mamba_cache_size - -
+--max-prefill-tokens 0.5.11 0.5.23 value size max_prefill_tokens - -
+--max-queued-requests 0.5.11 0.5.23 value int max_queued_requests - -
+--max-running-requests 0.5.11 0.5.23 value int max_running_requests - -
+--max-total-tokens 0.5.11 0.5.23 value size max_total_tokens - -
+--media-url-max-file-size-mb 0.5.18 0.5.23 value int media_url_max_file_size_mb - -
+--mem-fraction-static 0.5.11 0.5.23 value float mem_fraction_static - -
+--min-free-slots-delay 0.5.15.post1 0.5.23 value int min_free_slots_delay - -
+--mlx-enable-sampling 0.5.18 0.5.23 switch text mlx_enable_sampling - -
+--mm-attention-backend 0.5.11 0.5.23 value text mm_attention_backend - -
+--mm-enable-dp-encoder 0.5.11 0.5.23 switch text mm_enable_dp_encoder - -
+--mm-feature-transport 0.5.18 0.5.23 value text mm_feature_transport - cpu|cuda_ipc|cuda_vmm
+--mm-global-cache-backend 0.5.18 0.5.23 value text mm_global_cache_backend - mooncake
+--mm-io-worker-num 0.5.18 0.5.23 value int mm_io_worker_num - -
+--mm-preprocess-cache-size-mb 0.5.18 0.5.23 value int mm_preprocess_cache_size_mb - -
+--mm-process-config 0.5.11 0.5.23 value json mm_process_config - -
+--mm-processor-worker-num 0.5.18 0.5.23 value int mm_processor_worker_num - -
+--model 0.5.11 0.5.23 value text model_path - -
+--model-checksum 0.5.11 0.5.23 optional text model_checksum - -
+--model-config-parser 0.5.12.post1 0.5.23 value text model_config_parser - -
+--model-impl 0.5.11 0.5.23 value text model_impl - -
+--model-loader-extra-config 0.5.11 0.5.23 value text model_loader_extra_config - -
+--model-path 0.5.11 0.5.23 value text model_path - -
+--modelexpress-config 0.5.11 0.5.23 value text modelexpress_config - -
+--modelopt-checkpoint-restore-path 0.5.11 0.5.23 value text modelopt_checkpoint_restore_path - -
+--modelopt-checkpoint-save-path 0.5.11 0.5.23 value text modelopt_checkpoint_save_path - -
+--modelopt-export-path 0.5.11 0.5.23 value text modelopt_export_path - -
+--modelopt-quant 0.5.11 0.5.23 value text modelopt_quant - -
+--moe-a2a-backend 0.5.11 0.5.23 value text moe_a2a_backend - -
+--moe-data-parallel-size 0.5.11 0.5.23 value int moe_dp_size - -
+--moe-dense-tp-size 0.5.11 0.5.23 value int moe_dense_tp_size - -
+--moe-dp-size 0.5.11 0.5.23 value int moe_dp_size - -
+--moe-runner-backend 0.5.11 0.5.23 value text moe_runner_backend - -
+--monokernel-backend 0.5.23 0.5.23 value text enable_amd_monokernel - amd
+--mooncake-ib-device 0.5.11 0.5.23 value text mooncake_ib_device - -
+--msprobe-dump-config 0.5.11 0.5.23 value text msprobe_dump_config - -
+--nccl-init-addr 0.5.11 0.5.23 value text dist_init_addr - -
+--nccl-port 0.5.11 0.5.23 value int nccl_port - -
+--nnodes 0.5.11 0.5.23 value int nnodes - -
+--no-dcp-replicate-q-proj 0.5.18 0.5.23 switch text dcp_replicate_q_proj - -
+--no-dllm-fdfo 0.5.18 0.5.23 switch text dllm_fdfo - -
+--no-enable-decoder-swa-bounded-replay 0.5.23 0.5.23 switch text enable_decoder_swa_bounded_replay - -
+--no-enable-dsa-fused-indexer 0.5.23 0.5.23 switch text enable_dsa_fused_indexer - -
+--no-enable-fused-qk-norm-rope 0.5.23 0.5.23 switch text enable_fused_qk_norm_rope - -
+--no-enable-tf32-matmul 0.5.23 0.5.23 switch text enable_tf32_matmul - -
+--no-enable-tp-lm-head-all-to-all 0.5.18 0.5.23 switch text enable_tp_lm_head_all_to_all - -
+--no-experts-shared-outer-loras 0.5.11 0.5.23 switch text experts_shared_outer_loras - -
+--no-lora-strict-loading 0.5.11 0.5.23 switch text lora_strict_loading - -
+--no-mm-enable-dp-encoder 0.5.23 0.5.23 switch text mm_enable_dp_encoder - -
+--no-ple-offload-embedding 0.5.20 0.5.23 switch text ple_offload_embedding - -
+--no-record-nolora-graph 0.5.11 0.5.12.post1 switch text record_nolora_graph - -
+--no-speculative-enable-w4a4-mxfp4-megamoe 0.5.23 0.5.23 switch text speculative_enable_w4a4_mxfp4_megamoe - -
+--node-rank 0.5.11 0.5.23 value int node_rank - -
+--nsa-decode-backend 0.5.11 0.5.18 value text dsa_decode_backend --dsa-decode-backend -
+--nsa-prefill-backend 0.5.11 0.5.18 value text dsa_prefill_backend --dsa-prefill-backend -
+--nsa-prefill-cp-mode 0.5.11 0.5.18 value text dsa_prefill_cp_mode --cp-strategy in-seq-split|round-robin-split
+--num-continuous-decode-steps 0.5.11 0.5.23 value int num_continuous_decode_steps - -
+--num-reserved-decode-tokens 0.5.11 0.5.23 value int num_reserved_decode_tokens - -
+--numa-node 0.5.11 0.5.23 values int numa_node - -
+--offload-group-size 0.5.11 0.5.23 value int offload_group_size - -
+--offload-mode 0.5.11 0.5.23 value text offload_mode - -
+--offload-num-in-group 0.5.11 0.5.23 value int offload_num_in_group - -
+--offload-prefetch-step 0.5.11 0.5.23 value int offload_prefetch_step - -
+--optimistic-prefill-attempts 0.5.18 0.5.23 value int optimistic_prefill_attempts - -
+--optimistic-prefill-retries 0.5.15.post1 0.5.15.post1 value int optimistic_prefill_retries - -
+--otlp-service-name 0.5.23 0.5.23 value text otlp_service_name - -
+--otlp-traces-endpoint 0.5.11 0.5.23 value text otlp_traces_endpoint - -
+--page-size 0.5.11 0.5.23 value int page_size - -
+--paged-experts-num-resident 0.5.23 0.5.23 value int paged_experts_num_resident - -
+--pdmux-config-path 0.5.11 0.5.23 value text pdmux_config_path - -
+--piecewise-cuda-graph-compiler 0.5.11 0.5.18 value text cuda_graph_tc_compiler - eager|inductor
+--piecewise-cuda-graph-max-tokens 0.5.11 0.5.18 value int cuda_graph_max_bs_prefill --cuda-graph-max-bs-prefill -
+--piecewise-cuda-graph-tokens 0.5.11 0.5.18 values int cuda_graph_bs_prefill --cuda-graph-bs-prefill -
+--pipeline-parallel-size 0.5.11 0.5.23 value int pp_size - -
+--ple-offload-backend 0.5.20 0.5.23 value text ple_offload_backend - file|pinned
+--ple-offload-dir 0.5.20 0.5.23 value text ple_offload_dir - -
+--ple-offload-embedding 0.5.20 0.5.23 switch text ple_offload_embedding - -
+--port 0.5.11 0.5.23 value int port - -
+--pp-async-batch-depth 0.5.11 0.5.23 value int pp_async_batch_depth - -
+--pp-max-micro-batch-size 0.5.11 0.5.23 value int pp_max_micro_batch_size - -
+--pp-size 0.5.11 0.5.23 value int pp_size - -
+--pre-warm-nccl 0.5.11 0.5.23 switch text pre_warm_nccl - -
+--preferred-sampling-params 0.5.11 0.5.23 value json preferred_sampling_params - -
+--prefill-attention-backend 0.5.11 0.5.23 value text prefill_attention_backend - -
+--prefill-cp-mode 0.5.11 0.5.18 value text prefill_cp_mode --cp-strategy in-seq-split
+--prefill-decode-interval 0.5.20 0.5.23 value int prefill_decode_interval - -
+--prefill-decode-interval-min-bs 0.5.23 0.5.23 value int prefill_decode_interval_min_bs - -
+--prefill-delayer-forward-passes-buckets 0.5.11 0.5.23 values float prefill_delayer_forward_passes_buckets - -
+--prefill-delayer-max-delay-ms 0.5.12.post1 0.5.23 value float prefill_delayer_max_delay_ms - -
+--prefill-delayer-max-delay-passes 0.5.11 0.5.23 value int prefill_delayer_max_delay_passes - -
+--prefill-delayer-queue-min-ratio 0.5.12.post1 0.5.23 value float prefill_delayer_queue_min_ratio - -
+--prefill-delayer-token-usage-low-watermark 0.5.11 0.5.23 value float prefill_delayer_token_usage_low_watermark - -
+--prefill-delayer-wait-seconds-buckets 0.5.11 0.5.23 values float prefill_delayer_wait_seconds_buckets - -
+--prefill-kv-cache-dequant-dtype 0.5.23 0.5.23 value text prefill_kv_cache_dequant_dtype - auto|fp8_e4m3|nvfp4
+--prefill-max-requests 0.5.11 0.5.23 value int prefill_max_requests - -
+--prefill-only-disable-kv-cache 0.5.12.post1 0.5.23 switch text prefill_only_disable_kv_cache - -
+--prefill-round-robin-balance 0.5.11 0.5.18 switch text prefill_round_robin_balance - -
+--priority-scheduling-preemption-threshold 0.5.11 0.5.23 value int priority_scheduling_preemption_threshold - -
+--prompt-tokens-buckets 0.5.11 0.5.23 values text prompt_tokens_buckets - -
+--qsa-indexer-dtype 0.5.23 0.5.23 value text qsa_indexer_dtype - auto|bfloat16|fp8_e4m3
+--quantization 0.5.11 0.5.23 value text quantization - -
+--quantization-param-path 0.5.11 0.5.23 value text quantization_param_path - -
+--quantize-and-serve 0.5.11 0.5.23 switch text quantize_and_serve - -
+--radix-cache-backend 0.5.15.post1 0.5.23 value text radix_cache_backend - -
+--radix-eviction-policy 0.5.11 0.5.23 value text radix_eviction_policy - -
+--radix-eviction-policy-config 0.5.20 0.5.23 value json radix_eviction_policy_config - -
+--random-seed 0.5.11 0.5.23 value int random_seed - -
+--reasoning-parser 0.5.11 0.5.23 value text reasoning_parser - -
+--record-nolora-graph 0.5.11 0.5.12.post1 switch text record_nolora_graph - -
+--remote-instance-weight-loader-backend 0.5.11 0.5.23 value text remote_instance_weight_loader_backend - modelexpress|nccl|transfer_engine
+--remote-instance-weight-loader-seed-instance-ip 0.5.11 0.5.23 value text remote_instance_weight_loader_seed_instance_ip - -
+--remote-instance-weight-loader-seed-instance-service-port 0.5.11 0.5.23 value int remote_instance_weight_loader_seed_instance_service_port - -
+--remote-instance-weight-loader-send-weights-group-ports 0.5.11 0.5.23 value json remote_instance_weight_loader_send_weights_group_ports - -
+--remote-instance-weight-loader-start-seed-via-transfer-engine 0.5.11 0.5.23 switch text remote_instance_weight_loader_start_seed_via_transfer_engine - -
+--retraction-policy 0.5.18 0.5.23 value text retraction_policy - length|priority
+--return-aux-hidden-state-layer-ids 0.5.23 0.5.23 values int return_aux_hidden_state_layer_ids - -
+--return-hidden-states-mode 0.5.18 0.5.23 value text return_hidden_states_mode - full|last
+--return-input-ids 0.5.20 0.5.23 switch text return_input_ids - -
+--return-output-ids 0.5.20 0.5.23 switch text return_output_ids - -
+--revision 0.5.11 0.5.23 value text revision - -
+--rl-on-policy-target 0.5.11 0.5.23 value text rl_on_policy_target - fsdp
+--rl-quant-profile 0.5.11 0.5.23 value text rl_quant_profile - -
+--sampling-backend 0.5.11 0.5.23 value text sampling_backend - -
+--sampling-defaults 0.5.11 0.5.23 value text sampling_defaults - model|openai
+--sampling-mask-max-tokens 0.5.20 0.5.23 value int sampling_mask_max_tokens - -
+--schedule-conservativeness 0.5.11 0.5.23 value float schedule_conservativeness - -
+--schedule-low-priority-values-first 0.5.11 0.5.23 switch text schedule_low_priority_values_first - -
+--schedule-policy 0.5.11 0.5.23 value text schedule_policy - -
+--scheduler-recv-interval 0.5.11 0.5.23 value int scheduler_recv_interval - -
+--served-model-name 0.5.11 0.5.23 value text served_model_name - -
+--shared-experts-tp-size 0.5.23 0.5.23 value int shared_experts_tp_size - -
+--show-time-cost 0.5.11 0.5.23 switch text show_time_cost - -
+--sidecar 0.5.18 0.5.23 value text sidecar - -
+--sidecar-args 0.5.18 0.5.23 value json sidecar_args - -
+--skip-server-warmup 0.5.11 0.5.23 switch text skip_server_warmup - -
+--skip-tokenizer-init 0.5.11 0.5.23 switch text skip_tokenizer_init - -
+--sleep-on-idle 0.5.11 0.5.23 switch text sleep_on_idle - -
+--sm-group-num 0.5.11 0.5.23 value int sm_group_num - -
+--smg-grpc-mode 0.5.18 0.5.23 switch text smg_grpc_mode - -
+--smg-http-sidecar-port 0.5.18 0.5.23 value int smg_http_sidecar_port - -
+--soft-watchdog-timeout 0.5.11 0.5.23 value float soft_watchdog_timeout - -
+--spec-trace-dir 0.5.15.post1 0.5.23 value text spec_trace_dir - -
+--speculative-accept-threshold-acc 0.5.11 0.5.23 value float speculative_accept_threshold_acc - -
+--speculative-accept-threshold-single 0.5.11 0.5.23 value float speculative_accept_threshold_single - -
+--speculative-adaptive 0.5.11 0.5.23 switch text speculative_adaptive - -
+--speculative-adaptive-config 0.5.11 0.5.23 value text speculative_adaptive_config - -
+--speculative-algorithm 0.5.11 0.5.23 value text speculative_algorithm - -
+--speculative-attention-mode 0.5.11 0.5.23 value text speculative_attention_mode - decode|prefill
+--speculative-dflash-block-size 0.5.11 0.5.23 value int speculative_dflash_block_size - -
+--speculative-dflash-draft-window-size 0.5.11 0.5.18 value int speculative_draft_window_size --speculative-draft-window-size -
+--speculative-domino-candidate-pool-size 0.5.20 0.5.23 value int speculative_domino_candidate_pool_size - -
+--speculative-draft-attention-backend 0.5.11 0.5.23 value text speculative_draft_attention_backend - -
+--speculative-draft-kv-cache-dtype 0.5.18 0.5.23 value text speculative_draft_kv_cache_dtype - auto|bf16|bfloat16|fp8_e4m3|fp8_e5m2
+--speculative-draft-load-format 0.5.11 0.5.23 value text speculative_draft_load_format - -
+--speculative-draft-model 0.5.11 0.5.23 value text speculative_draft_model_path - -
+--speculative-draft-model-path 0.5.11 0.5.23 value text speculative_draft_model_path - -
+--speculative-draft-model-quantization 0.5.11 0.5.23 value text speculative_draft_model_quantization - -
+--speculative-draft-model-revision 0.5.11 0.5.23 value text speculative_draft_model_revision - -
+--speculative-draft-sink-size 0.5.23 0.5.23 value int speculative_draft_sink_size - -
+--speculative-draft-window-size 0.5.12.post1 0.5.23 value int speculative_draft_window_size - -
+--speculative-dsa-topk-backend 0.5.20 0.5.23 value text speculative_dsa_topk_backend - flashinfer|sgl-kernel|torch
+--speculative-dspark-align-verify-tokens-to-graph-tier 0.5.18 0.5.23 switch text speculative_dspark_align_verify_tokens_to_graph_tier - -
+--speculative-dspark-block-size 0.5.18 0.5.23 value int speculative_dspark_block_size - -
+--speculative-dspark-confidence-sts-path 0.5.18 0.5.23 value text speculative_dspark_confidence_sts_path - -
+--speculative-dspark-sps-table-path 0.5.18 0.5.23 value text speculative_dspark_sps_table_path - -
+--speculative-eagle-topk 0.5.11 0.5.23 value int speculative_eagle_topk - -
+--speculative-enable-w4a4-mxfp4-megamoe 0.5.23 0.5.23 switch text speculative_enable_w4a4_mxfp4_megamoe - -
+--speculative-moe-a2a-backend 0.5.11 0.5.23 value text speculative_moe_a2a_backend - -
+--speculative-moe-runner-backend 0.5.11 0.5.23 value text speculative_moe_runner_backend - -
+--speculative-ngram-capacity 0.5.11 0.5.23 value int speculative_ngram_capacity - -
+--speculative-ngram-external-corpus-max-tokens 0.5.11 0.5.23 value int speculative_ngram_external_corpus_max_tokens - -
+--speculative-ngram-external-corpus-path 0.5.11 0.5.23 value text speculative_ngram_external_corpus_path - -
+--speculative-ngram-external-sam-budget 0.5.11 0.5.23 value int speculative_ngram_external_sam_budget - -
+--speculative-ngram-match-type 0.5.11 0.5.23 value text speculative_ngram_match_type - BFS|PROB
+--speculative-ngram-max-bfs-breadth 0.5.11 0.5.23 value int speculative_ngram_max_bfs_breadth - -
+--speculative-ngram-max-trie-depth 0.5.11 0.5.23 value int speculative_ngram_max_trie_depth - -
+--speculative-ngram-min-bfs-breadth 0.5.11 0.5.23 value int speculative_ngram_min_bfs_breadth - -
+--speculative-num-draft-tokens 0.5.11 0.5.23 value int speculative_num_draft_tokens - -
+--speculative-num-steps 0.5.11 0.5.23 value int speculative_num_steps - -
+--speculative-skip-dp-mlp-sync 0.5.11 0.5.20 switch text speculative_skip_dp_mlp_sync - -
+--speculative-token-map 0.5.11 0.5.23 value text speculative_token_map - -
+--speculative-use-block-verification 0.5.23 0.5.23 switch text speculative_use_block_verification - -
+--speculative-use-rejection-sampling 0.5.15.post1 0.5.23 switch text speculative_use_rejection_sampling - -
+--ssl-ca-certs 0.5.11 0.5.23 value text ssl_ca_certs - -
+--ssl-certfile 0.5.11 0.5.23 value text ssl_certfile - -
+--ssl-keyfile 0.5.11 0.5.23 value text ssl_keyfile - -
+--ssl-keyfile-password 0.5.11 0.5.23 value text ssl_keyfile_password - -
+--startup-weight-load-mode 0.5.18 0.5.23 value text startup_weight_load_mode - overlap|serial
+--stream-interval 0.5.11 0.5.23 value int stream_interval - -
+--stream-output 0.5.11 0.5.18 switch text incremental_streaming_output - -
+--stream-response-default-include-usage 0.5.11 0.5.23 switch text stream_response_default_include_usage - -
+--strip-thinking-cache 0.5.11 0.5.23 switch text strip_thinking_cache - -
+--swa-full-tokens-ratio 0.5.11 0.5.23 value float swa_full_tokens_ratio - -
+--swa-prefix-tails 0.5.23 0.5.23 value int swa_prefix_tails - -
+--tbo-token-distribution-threshold 0.5.11 0.5.23 value float tbo_token_distribution_threshold - -
+--tensor-parallel-size 0.5.11 0.5.23 value int tp_size - -
+--tokenizer-backend 0.5.11 0.5.23 value text tokenizer_backend - fastokens|huggingface
+--tokenizer-metrics-allowed-custom-labels 0.5.11 0.5.23 values text tokenizer_metrics_allowed_custom_labels - -
+--tokenizer-metrics-custom-labels-header 0.5.11 0.5.23 value text tokenizer_metrics_custom_labels_header - -
+--tokenizer-mode 0.5.11 0.5.23 value text tokenizer_mode - auto|slow
+--tokenizer-path 0.5.11 0.5.23 value text tokenizer_path - -
+--tokenizer-worker-num 0.5.11 0.5.23 value int tokenizer_worker_num - -
+--tool-call-parser 0.5.11 0.5.23 value text tool_call_parser - -
+--tool-server 0.5.11 0.5.23 value text tool_server - -
+--torch-compile-max-bs 0.5.11 0.5.23 value int torch_compile_max_bs - -
+--torchao-config 0.5.11 0.5.15.post1 value text torchao_config - -
+--tp-size 0.5.11 0.5.23 value int tp_size - -
+--trace-modules 0.5.15.post1 0.5.23 value text trace_modules - -
+--triton-attention-num-kv-splits 0.5.11 0.5.23 value int triton_attention_num_kv_splits - -
+--triton-attention-reduce-in-fp32 0.5.11 0.5.23 switch text triton_attention_reduce_in_fp32 - -
+--triton-attention-split-tile-size 0.5.11 0.5.23 value int triton_attention_split_tile_size - -
+--trust-mm-content-hashes 0.5.18 0.5.23 switch text trust_mm_content_hashes - -
+--trust-remote-code 0.5.11 0.5.23 switch text trust_remote_code - -
+--trust-request-chat-template 0.5.23 0.5.23 switch text trust_request_chat_template - -
+--unified-cache-external-linker-backend 0.5.20 0.5.23 value text unified_cache_external_linker_backend - -
+--unified-cache-external-linker-config 0.5.23 0.5.23 value json unified_cache_external_linker_config - -
+--uno-lora-path 0.5.20 0.5.23 value text uno_lora_path - -
+--use-ray 0.5.11 0.5.23 switch text use_ray - -
+--uvicorn-access-log-exclude-prefixes 0.5.11 0.5.23 any text uvicorn_access_log_exclude_prefixes - -
+--warmups 0.5.11 0.5.23 value text warmups - -
+--watchdog-timeout 0.5.11 0.5.23 value float watchdog_timeout - -
+--watermark-config 0.5.23 0.5.23 value text watermark_config - -
+--weight-cache-mode 0.5.18 0.5.23 value text weight_cache_mode - client|daemon|off
+--weight-cache-socket 0.5.18 0.5.23 value text weight_cache_socket - -
+--weight-cache-timeout 0.5.18 0.5.23 value int weight_cache_timeout - -
+--weight-loader-disable-mmap 0.5.11 0.5.23 switch text weight_loader_disable_mmap - -
+--weight-loader-drop-cache-after-load 0.5.12.post1 0.5.23 switch text weight_loader_drop_cache_after_load - -
+--weight-loader-prefetch-checkpoints 0.5.11 0.5.23 switch text weight_loader_prefetch_checkpoints - -
+--weight-loader-prefetch-num-threads 0.5.11 0.5.23 value int weight_loader_prefetch_num_threads - -
+--weight-version 0.5.11 0.5.23 value text weight_version - -
 """  # noqa: E501 - the generated rows end here
 
 _MOST_VALUES = {"switch": 0, "value": 1, "optional": 1}
@@ -634,6 +634,7 @@ class Flag:
     last: str
     kind: str
     type: str
+    field: str
     successor: str
     choices: tuple[str, ...]
 
@@ -684,13 +685,14 @@ def check_flags(version: str, args: Sequence[str], *, where: str = "", key: str 
 
 
 def _flag(line: str) -> Flag:
-    name, first, last, kind, value_type, successor, choices = line.split(" ", 6)
+    name, first, last, kind, value_type, field, successor, choices = line.split(" ", 7)
     return Flag(
         name=name,
         first=first,
         last=last,
         kind=kind,
         type=value_type,
+        field=field,
         successor="" if successor == "-" else successor,
         choices=() if choices == "-" else tuple(choices.split("|")),
     )

@@ -1,0 +1,797 @@
+"""Which settings give what the user wants, and what would be better?
+
+``plan`` turns a wish into settings by search over the real forward function (``memory.py``): every number it
+promises or suggests was put through it. A wish that cannot be met is refused with every fault, its numbers,
+and the nearest settings that do work, or the statement that there are none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from .instance import MemoryPins, Strategy
+from .memory import Demand, Prediction, demand, forward, free_memory
+from .problem import Problem, ProblemsError
+from .quantity import GIB, from_gib, gib, human
+from .resolution import Card, EngineError, Resolved, resolve
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .engine import EngineFacts
+    from .shapes import Model
+
+LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Numbers of requests to choose from where the user names none, and to compare with."""
+_STEP = 1000  # fractions are whole thousandths, as SGLang rounds its own
+_HIGHEST = 0.99
+_LOWEST = 0.01
+_LEAST_CONTEXT = 1024
+_DEFAULT_STEPS = 3
+_CPU_REQUESTS = 8
+_REMEDIES = 3
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What a user wants of one instance. ``None`` leaves a value to the planner.
+
+    ``base`` holds what the instance's own ``args`` and ``env`` say; its keys' values win over it.
+    """
+
+    strategy: Strategy = field(default_factory=Strategy)
+    memory: MemoryPins = field(default_factory=MemoryPins)
+    context_length: int | None = None
+    concurrency: int | None = None
+    prefix_cache: bool = True
+    tensor_parallel: int = 1
+    base: Settings = field(default_factory=Settings)
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """What another number of requests would give. ``fault`` says why it would not work, "" if it does."""
+
+    concurrency: int
+    kv_tokens: int
+    full_contexts: int
+    memory_fraction: float
+    tightest_bytes: int
+    fault: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values, memory in GiB."""
+        return {
+            "concurrency": self.concurrency,
+            "kv_tokens": self.kv_tokens,
+            "full_contexts": self.full_contexts,
+            "memory_fraction": self.memory_fraction,
+            "tightest_gib": gib(self.tightest_bytes),
+            "fault": self.fault,
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings that were put through the forward function, with what they give and why.
+
+    ``values`` are the flags to render, by meaning. ``binds`` names what stops more, ``reasons`` say why each
+    value was chosen, ``notes`` what the user should know about values they pinned.
+    """
+
+    values: tuple[tuple[str, Any], ...]
+    settings: Settings
+    prediction: Prediction
+    context_length: int
+    headroom_bytes: int
+    binds: str
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+    alternatives: tuple[Alternative, ...]
+
+    @property
+    def full_contexts(self) -> int:
+        """How many requests of the whole context length fit at once."""
+        return self.prediction.kv_tokens // self.context_length
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for templates and reports, memory in GiB."""
+        found = self.prediction
+        tightest = found.tightest if found.moments else None
+        return {
+            "settings": dict(self.values),
+            "context_length": self.context_length,
+            "concurrency": found.running_requests,
+            "slots_per_request": found.resolved.slots_per_request if found.resolved else 0,
+            "state_slots": found.state_slots,
+            "kv_tokens": found.kv_tokens,
+            "sliding_tokens": found.sliding_tokens,
+            "full_contexts": self.full_contexts,
+            "headroom_gib": gib(self.headroom_bytes),
+            "tightest": {"moment": tightest.name, "free_gib": gib(tightest.free)} if tightest else {},
+            "pools_gib": {
+                "weights": gib(found.weights),
+                "draft_weights": gib(found.draft_weights),
+                "draft_weights_loading": gib(found.draft_weights_loading),
+                "conv": gib(found.conv_bytes),
+                "ssm": gib(found.ssm_bytes),
+                "intermediate_conv": gib(found.intermediate_conv_bytes),
+                "intermediate_ssm": gib(found.intermediate_ssm_bytes),
+                "key": gib(found.key_bytes),
+                "value": gib(found.value_bytes),
+                "draft_key": gib(found.draft_key_bytes),
+                "draft_value": gib(found.draft_value_bytes),
+                "graphs": gib(found.graph_bytes),
+                "activations": gib(found.activation_bytes),
+            },
+            "moments": [{"moment": moment.name, "free_gib": gib(moment.free)} for moment in found.moments],
+            "binds": self.binds,
+            "reasons": list(self.reasons),
+            "notes": list(self.notes),
+            "alternatives": [alternative.as_dict() for alternative in self.alternatives],
+        }
+
+
+def default_headroom(card: Card) -> int:
+    """Bytes to leave free at the tightest moment: a twentieth of the card, 4 GiB at most.
+
+    Grammar kernels, long prompts with log probabilities and a vision tower's inputs live there.
+    """
+    return min(4 * GIB, (card.total or 0) // 20)
+
+
+def plan(
+    *, model: Model, draft: Model | None, facts: EngineFacts, card: Card, wish: Wish, where: str = ""
+) -> Plan:
+    """Plan one instance on ``card`` (the rank that has least).
+
+    Raises ``ProblemsError`` with every fault of the wish and the nearest settings that work.
+    """
+    problems = check_rules(model=model, draft=draft, facts=facts, wish=wish)
+    if problems:
+        raise ProblemsError([replace(problem, where=where) for problem in problems])
+    try:
+        case = _case(model, draft, facts, card, wish)
+    except ProblemsError as error:
+        raise ProblemsError([replace(problem, where=where) for problem in error.problems]) from None
+    best = _best(case)
+    if best.faults:
+        remedy = _remedy(case)
+        raise ProblemsError([Problem(where, key, message, remedy) for key, message in best.faults])
+    return _explain(case, best)
+
+
+def check_rules(*, model: Model, draft: Model | None, facts: EngineFacts, wish: Wish) -> list[Problem]:
+    """Judge what the engine would refuse, ignore or do badly, before any number is computed."""
+    problems = [*_strategy_problems(model, draft, facts, wish), *_pin_problems(model, facts, wish)]
+    if model.state is not None and not problems:
+        problems += _state_problems(model, facts, wish)
+    return problems
+
+
+def _strategy_problems(
+    model: Model, draft: Model | None, facts: EngineFacts, wish: Wish
+) -> Iterator[Problem]:
+    """Rules of speculation: an algorithm of the engine, with the draft that it needs."""
+    method = wish.strategy.method
+    try:
+        facts.algorithm(method)
+    except ProblemsError as error:
+        yield from error.problems
+        return
+    if method == "mtp" and model.mtp is None:
+        yield Problem(
+            "",
+            "strategy.method",
+            f"{model.architecture} has no prediction layers of its own (MTP)",
+            "use none or ngram, or eagle, eagle3 or dflash with a draft_model",
+        )
+    if method in ("eagle", "eagle3", "dflash", "ddtree"):
+        if draft is None:
+            yield Problem(
+                "", "strategy.draft_model", f"is missing: {method} needs a draft model", "name its path"
+            )
+        elif draft.method and draft.method != method and method != "ddtree":
+            yield Problem(
+                "",
+                "strategy.method",
+                f"the draft model is made for {draft.method} ({draft.architecture}), with {method} no draft "
+                "would ever be accepted",
+                f"use the method {draft.method}",
+            )
+    if method == "dflash" and (wish.strategy.topk or 1) > 1:
+        yield Problem(
+            "", "strategy.topk", "dflash drafts one block: the engine would make it 1", "leave it out"
+        )
+
+
+def _pin_problems(model: Model, facts: EngineFacts, wish: Wish) -> Iterator[Problem]:
+    """Rules of single values, which the engine does not check or checks with a useless message."""
+    pins, base = wish.memory, wish.base
+    if pins.fraction is not None and not 0 < pins.fraction < 1:
+        yield Problem(
+            "",
+            "memory.fraction",
+            f"{pins.fraction:g} is not between 0 and 1 (SGLang {facts.version} would take it)",
+            "leave it out: it is planned",
+        )
+    if wish.context_length and wish.context_length > model.context_length and not base.longer_context:
+        yield Problem(
+            "",
+            "context_length",
+            f"{wish.context_length} is longer than the model's {model.context_length}",
+            f"use {model.context_length}, or set SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
+        )
+    chunk, page = base.prefill_chunk, base.page_size or 1
+    if chunk and chunk > 0 and chunk % page:
+        yield Problem(
+            "",
+            "args.chunked-prefill-size",
+            f"{chunk} is no multiple of the page size {page}",
+            f"use {max(page, chunk // page * page)}",
+        )
+    if model.state is None:
+        for name in ("state_slots", "state_ratio", "state_dtype"):
+            if getattr(pins, name) is not None:
+                yield Problem(
+                    "", f"memory.{name}", f"{model.architecture} has no state cache", "leave it out"
+                )
+        if base.state_strategy.startswith("extra_buffer"):
+            yield Problem(
+                "",
+                "args",
+                f"{base.state_strategy} needs a hybrid model, {model.architecture} has no state cache",
+                "leave the strategy out",
+            )
+
+
+def _state_problems(model: Model, facts: EngineFacts, wish: Wish) -> Iterator[Problem]:
+    """Rules of hybrid models: strategy, prefix cache, speculation, pages and mixed chunks."""
+    base = wish.base
+    speculates = wish.strategy.method != "none"
+    buffered = base.state_strategy.startswith("extra_buffer")
+    supported = model.architecture in facts.extra_buffer_architectures
+    flag = f"args.{facts.flag('mamba_strategy')[2:]}"
+    if buffered and not wish.prefix_cache:
+        yield Problem(
+            "",
+            flag,
+            f"{base.state_strategy} exists for the prefix cache, which is off: it would only waste slots",
+            "leave the strategy out, or set prefix_cache: true",
+        )
+    if buffered and not supported:
+        yield Problem(
+            "",
+            flag,
+            f"SGLang {facts.version} has no {base.state_strategy} for {model.architecture}",
+            "leave it out",
+        )
+    needs = facts.speculation_needs_extra_buffer
+    if speculates and wish.prefix_cache and not buffered:
+        if needs and not supported:
+            yield Problem(
+                "",
+                "prefix_cache",
+                f"speculation on a hybrid model needs extra_buffer for the prefix cache, which SGLang "
+                f"{facts.version} has not for {model.architecture}",
+                "set prefix_cache: false, or strategy.method: none",
+            )
+        elif needs and base.state_strategy == "no_buffer":
+            yield Problem(
+                "",
+                flag,
+                f"SGLang {facts.version} refuses speculation with the prefix cache and no_buffer",
+                "leave the strategy out: extra_buffer is planned, or set prefix_cache: false",
+            )
+    if base.state_strategy == "no_buffer" and wish.prefix_cache:
+        if (base.page_size or 1) != 1:
+            yield Problem(
+                "", "args.page-size", f"no_buffer needs page size 1, not {base.page_size}", "leave it out"
+            )
+        if base.overlap and not facts.no_buffer_turns_overlap_off:
+            yield Problem(
+                "",
+                flag,
+                f"no_buffer does not go with the overlapped scheduler in SGLang {facts.version}",
+                "leave the strategy out, or add disable-overlap-schedule: true to args",
+            )
+    if base.mixed_chunk and (buffered or (base.state_strategy == "auto" and supported and wish.prefix_cache)):
+        yield Problem(
+            "",
+            "args.enable-mixed-chunk",
+            "mixed chunks with extra_buffer lose accuracy under load",
+            "leave it out",
+        )
+    page, interval = base.page_size or 1, base.track_interval
+    if interval % page:
+        near = max(page, interval // page * page)
+        yield Problem(
+            "",
+            "args.mamba-track-interval",
+            f"{interval} is no multiple of the page size {page}",
+            f"use {near}",
+        )
+    tokens = wish.strategy.draft_tokens or 0
+    if tokens > interval:
+        yield Problem(
+            "",
+            "strategy.draft_tokens",
+            f"{tokens} are more than the state's track interval of {interval}",
+            f"use at most {interval}",
+        )
+
+
+@dataclass(frozen=True)
+class _Case:
+    """A wish with everything computed that does not depend on the number of requests."""
+
+    model: Model
+    draft: Model | None
+    facts: EngineFacts
+    card: Card
+    wish: Wish
+    settings: Settings
+    resolved: Resolved
+    price: Demand
+    headroom: int
+
+
+@dataclass(frozen=True)
+class _Try:
+    """One number of requests put through the forward function, with the faults of what it gives."""
+
+    requests: int | None
+    settings: Settings
+    prediction: Prediction
+    faults: tuple[tuple[str, str], ...]
+
+
+def _case(model: Model, draft: Model | None, facts: EngineFacts, card: Card, wish: Wish) -> _Case:
+    """Translate a wish; raises ``ProblemsError`` for what cannot be priced or the engine refuses."""
+    pins = wish.memory
+    algorithm = facts.algorithm(wish.strategy.method)
+    values: dict[str, Any] = {
+        "tensor_parallel": wish.tensor_parallel,
+        "context_length": wish.context_length or model.context_length,
+        "prefix_cache": wish.prefix_cache,
+        "algorithm": algorithm,
+        "draft_model": wish.strategy.draft_model is not None,
+        **_speculation(wish.strategy, draft),
+    }
+    for name in ("kv_dtype", "state_dtype", "state_ratio", "state_slots"):
+        if getattr(pins, name) is not None:
+            values[name] = getattr(pins, name)
+    settings = replace(wish.base, **values)
+    if model.state is not None and settings.state_strategy == "auto" and wish.prefix_cache:
+        buffered = model.architecture in facts.extra_buffer_architectures
+        settings = replace(settings, state_strategy="extra_buffer" if buffered else "auto")
+    try:
+        resolved = resolve(settings=settings, model=model, facts=facts, draft=draft, card=card)
+    except EngineError as error:
+        raise ProblemsError(
+            [Problem("", "args", f"SGLang {facts.version} would stop with {error}")]
+        ) from None
+    price = demand(settings=settings, model=model, facts=facts, draft=draft, card=card)
+    headroom = default_headroom(card) if pins.headroom_gib is None else from_gib(pins.headroom_gib)
+    return _Case(model, draft, facts, card, wish, settings, resolved, price, headroom)
+
+
+def _speculation(strategy: Strategy, draft: Model | None) -> dict[str, int]:
+    """Numbers of a strategy, with the engine's own defaults written out."""
+    method = strategy.method
+    if method == "none":
+        return {}
+    if method == "ngram":
+        return {"draft_tokens": strategy.draft_tokens or 12}
+    if method == "dflash":
+        block = draft.block_size if draft and draft.block_size else 16
+        return {"draft_tokens": strategy.draft_tokens or block}
+    topk = strategy.topk or 1
+    steps = strategy.steps or _DEFAULT_STEPS
+    tokens = steps + 1 if topk == 1 else strategy.draft_tokens or steps + 1
+    return {"draft_steps": steps, "draft_topk": topk, "draft_tokens": tokens}
+
+
+def _best(case: _Case) -> _Try:
+    """Find the number of requests: the user's, or the largest of the ladder that gets a full context each.
+
+    Without a state cache a request costs nothing by itself, so their number is left to the engine.
+    """
+    wanted = case.wish.concurrency
+    slots = case.settings.state_slots
+    if wanted is None and slots is not None:
+        wanted = max(1, slots // max(1, case.resolved.slots_per_request))
+    if wanted is not None or case.model.state is None or case.settings.device == "cpu":
+        return _attempt(case, wanted)
+    low, high = 0, len(LADDER) - 1
+    best = _attempt(case, LADDER[0])
+    while low < high:
+        middle = (low + high + 1) // 2
+        tried = _attempt(case, LADDER[middle])
+        if tried.faults or tried.prediction.kv_tokens < LADDER[middle] * case.resolved.context_length:
+            high = middle - 1
+        else:
+            low, best = middle, tried
+    return best
+
+
+def _attempt(case: _Case, requests: int | None) -> _Try:
+    """Put a number of requests through the forward function, with the best fraction that leaves the headroom."""
+    settings = _settings(case, requests)
+    resolved = replace(
+        case.resolved,
+        requested=case.resolved.requested if requests is None else requests,
+        graph_requests=settings.graph_max_bs_decode or case.resolved.graph_requests,
+    )
+
+    def forward_at(fraction: float) -> Prediction:
+        return forward(
+            settings=settings,
+            resolved=replace(resolved, memory_fraction=fraction),
+            price=case.price,
+            model=case.model,
+            facts=case.facts,
+            card=case.card,
+        )
+
+    pinned = case.wish.memory.fraction
+    if pinned is not None or case.card.free is None:
+        found = forward_at(case.resolved.memory_fraction if pinned is None else pinned)
+    else:
+        found = _fraction(case, settings, forward_at)
+    fraction = found.resolved.memory_fraction if found.resolved else None
+    settings = replace(settings, memory_fraction=None if case.settings.device == "cpu" else fraction)
+    return _Try(requests, settings, found, tuple(_faults(case, requests, found)))
+
+
+def _settings(case: _Case, requests: int | None) -> Settings:
+    """Write out what follows from the number of requests."""
+    settings = case.settings
+    slots = settings.state_slots
+    if case.model.state is not None and slots is None and requests is not None:
+        slots = requests * case.resolved.slots_per_request
+    graphs = settings.graph_max_bs_decode
+    if graphs is None:
+        graphs = min(case.resolved.graph_requests, requests or case.resolved.graph_requests)
+    tokens = settings.total_tokens
+    if settings.device == "cpu" and tokens is None:
+        tokens = case.resolved.context_length * (requests or _CPU_REQUESTS)
+    return replace(
+        settings,
+        running_requests=requests,
+        state_slots=slots,
+        graph_max_bs_decode=graphs,
+        prefill_chunk=case.resolved.prefill_chunk,
+        total_tokens=tokens,
+    )
+
+
+def _fraction(case: _Case, settings: Settings, forward_at: Callable[[float], Prediction]) -> Prediction:
+    """Find the largest fraction, in thousandths, that leaves the headroom at every moment.
+
+    What is free falls linearly with the fraction, so one step from the highest fraction lands on the
+    right one; rounding may take another.
+    """
+    found = forward_at(_HIGHEST)
+    if not found.moments:
+        return found
+    before, _ = free_memory(settings=settings, price=case.price, facts=case.facts, card=case.card)
+    price = case.price
+    charged = price.cell + settings.swa_ratio * price.sliding_cell
+    taken = (
+        price.key
+        + price.value
+        + settings.swa_ratio * (price.sliding_key + price.sliding_value)
+        + price.draft_key
+        + price.draft_value
+    )
+    slope = (before or 0.0) * GIB * taken / charged
+    fraction = _HIGHEST
+    while found.tightest.free < case.headroom and fraction > _LOWEST:
+        step = max(1, -(-int((case.headroom - found.tightest.free) * _STEP) // int(slope)))
+        fraction = max(_LOWEST, round(fraction - step / _STEP, 3))
+        lower = forward_at(fraction)
+        if not lower.moments:
+            return lower
+        found = lower
+    return found
+
+
+def _faults(case: _Case, requests: int | None, found: Prediction) -> Iterator[tuple[str, str]]:
+    """Say what is wrong with a prediction, each fault with its numbers."""
+    resolved = case.resolved
+    if found.error and not found.moments:
+        yield _error_fault(case, requests, found)
+        return
+    if found.error or (found.moments and found.tightest.free < 0):
+        yield (
+            "memory",
+            f"{human(-found.tightest.free)} are missing at the moment '{found.tightest.name}'",
+        )
+    elif found.moments and found.tightest.free < case.headroom and case.wish.memory.fraction is None:
+        yield (
+            "memory.headroom_gib",
+            f"only {human(found.tightest.free)} of {human(case.headroom)} headroom are left at the moment "
+            f"'{found.tightest.name}', whatever the fraction",
+        )
+    if requests is not None and found.running_requests < requests:
+        yield _requests_fault(case, requests, found)
+    if found.kv_tokens < resolved.context_length:
+        yield (
+            "context_length",
+            f"the KV pool of {found.kv_tokens:,} tokens is smaller than one context of "
+            f"{resolved.context_length:,}{_held(case, requests)}",
+        )
+
+
+def _error_fault(case: _Case, requests: int | None, found: Prediction) -> tuple[str, str]:
+    """Say with numbers what the engine would only say in words."""
+    free = case.card.free or 0
+    needed = found.weights + (found.draft_weights_loading if case.facts.draft_weights_before_sizing else 0)
+    if needed >= free:
+        return "model", f"the weights take {human(needed)}, {human(free)} are free"
+    per_request = case.resolved.slots_per_request
+    slots = case.settings.state_slots
+    if case.model.state is not None and slots is not None and slots < per_request:
+        return (
+            "memory.state_slots",
+            f"{slots} state slots are fewer than the {per_request} that one request needs",
+        )
+    if "SWA pool" in found.error:
+        return "memory", found.error.partition(": ")[2]
+    return (
+        "memory",
+        f"nothing is left for the KV cache: {human(free)} are free, weights take {human(needed)}"
+        f"{_held(case, requests)}",
+    )
+
+
+def _requests_fault(case: _Case, requests: int, found: Prediction) -> tuple[str, str]:
+    per_request = case.resolved.slots_per_request
+    if case.model.state is not None and found.state_slots // per_request <= found.running_requests:
+        return (
+            "concurrency",
+            f"{found.state_slots} state slots serve {found.running_requests} requests at {per_request} slots each, "
+            f"{requests} are wanted",
+        )
+    return (
+        "concurrency",
+        f"only {found.running_requests} of {requests} requests run: the KV pool has {found.kv_tokens:,} tokens",
+    )
+
+
+def _held(case: _Case, requests: int | None) -> str:
+    """Say what a number of requests holds besides the KV cache."""
+    slots = case.settings.state_slots
+    if slots is None and requests is not None:
+        slots = requests * case.resolved.slots_per_request
+    if case.model.state is None or slots is None:
+        return ""
+    text = f", {slots} state slots {human((slots + case.facts.state_padding_slots) * case.price.slot)}"
+    tokens = case.resolved.draft_tokens
+    if tokens and requests:
+        reserve = (requests + case.facts.state_padding_slots) * tokens * case.price.slot
+        text += f", the reserve for {requests} requests x {tokens} draft tokens {human(reserve)}"
+    return text
+
+
+def _remedy(case: _Case) -> str:
+    """Name the nearest settings that work, each found by search and put through the forward function."""
+    found: list[str] = []
+    for text, wish in _changes(case):
+        if len(found) == _REMEDIES:
+            break
+        if _works(case, wish):
+            found.append(text)
+    if not found:
+        found = [text for text, wish in _last_resorts(case) if _works(case, wish)][:1]
+    return " or ".join(found) or "no setting of this model works on this card: use more or larger GPUs"
+
+
+def _works(case: _Case, wish: Wish) -> bool:
+    if check_rules(model=case.model, draft=case.draft, facts=case.facts, wish=wish):
+        return False
+    try:
+        return not _best(_case(case.model, case.draft, case.facts, case.card, wish)).faults
+    except ProblemsError:
+        return False
+
+
+def _changes(case: _Case) -> Iterator[tuple[str, Wish]]:
+    """Wishes that differ in one thing from the refused one, the smallest loss first."""
+    wish = case.wish
+    pins = wish.memory
+    for name in ("fraction", "state_slots", "state_ratio", "headroom_gib"):
+        if getattr(pins, name) is not None:
+            yield f"leave memory.{name} out", replace(wish, memory=replace(pins, **{name: None}))
+    if wish.concurrency is not None:
+        fewer = _most_requests(case, wish.concurrency)
+        if fewer:
+            yield f"ask for at most {fewer} requests", replace(wish, concurrency=fewer)
+    yield from _shorter(case, wish, "")
+    if wish.strategy.method != "none" and wish.strategy.steps != 1 and case.resolved.draft_tokens > 2:
+        if wish.strategy.method in ("mtp", "eagle", "eagle3"):
+            fewer_steps = replace(wish.strategy, steps=1, draft_tokens=None)
+            yield "draft one token per step (strategy.steps: 1)", replace(wish, strategy=fewer_steps)
+    if case.model.state is not None and wish.prefix_cache:
+        yield "set prefix_cache: false", replace(wish, prefix_cache=False)
+    if case.model.state is not None and pins.state_dtype is None and case.model.state.dtype == "float32":
+        yield "set memory.state_dtype: bfloat16", replace(wish, memory=replace(pins, state_dtype="bfloat16"))
+    if pins.kv_dtype is None:
+        yield "set memory.kv_dtype: fp8_e4m3", replace(wish, memory=replace(pins, kv_dtype="fp8_e4m3"))
+    if wish.strategy.method != "none":
+        yield "set strategy.method: none", replace(wish, strategy=Strategy())
+    for ranks in (2 * wish.tensor_parallel, 4 * wish.tensor_parallel, 8 * wish.tensor_parallel):
+        yield f"use {ranks} such GPUs", replace(wish, tensor_parallel=ranks)
+
+
+def _shorter(case: _Case, wish: Wish, suffix: str) -> Iterator[tuple[str, Wish]]:
+    """The longest power of two below the wanted context that works."""
+    context = 1 << (case.resolved.context_length - 1).bit_length() - 1
+    while context >= _LEAST_CONTEXT:
+        shorter = replace(wish, context_length=context)
+        if _works(case, shorter):
+            yield f"lower the context to {context:,}{suffix}", shorter
+            return
+        context //= 2
+
+
+def _last_resorts(case: _Case) -> Iterator[tuple[str, Wish]]:
+    """Wishes that give up several things at once."""
+    one = replace(case.wish, concurrency=1, memory=MemoryPins())
+    yield "ask for one request and leave the memory settings out", one
+    yield from _shorter(case, one, " and ask for one request")
+    plain = replace(one, strategy=Strategy(), prefix_cache=False)
+    yield "ask for one request, without speculation and prefix cache", plain
+    yield from _shorter(case, plain, " and ask for one request, without speculation and prefix cache")
+    small = replace(plain, memory=MemoryPins(kv_dtype="fp8_e4m3", headroom_gib=0.5))
+    yield from _shorter(case, small, ", ask for one request, with fp8_e4m3 and 0.5 GiB headroom")
+
+
+def _most_requests(case: _Case, wanted: int) -> int:
+    """Find the largest number of requests below ``wanted`` that works, 0 where none does."""
+    low, high = 0, wanted - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _attempt(case, middle).faults:
+            high = middle - 1
+        else:
+            low = middle
+    return low
+
+
+def _explain(case: _Case, best: _Try) -> Plan:
+    """Say why, what binds, and what other numbers of requests would give."""
+    found = best.prediction
+    alternatives = _alternatives(case, best)
+    return Plan(
+        values=tuple(_values(case, best.settings).items()),
+        settings=best.settings,
+        prediction=found,
+        context_length=case.resolved.context_length,
+        headroom_bytes=case.headroom,
+        binds=_binds(case, found),
+        reasons=tuple(_reasons(case, best)),
+        notes=tuple(_notes(case, best)),
+        alternatives=alternatives,
+    )
+
+
+def _alternatives(case: _Case, best: _Try) -> tuple[Alternative, ...]:
+    """Try the two rungs of the ladder below the chosen number of requests and the one above."""
+    if best.requests is None or case.model.state is None:
+        return ()
+    below = [number for number in LADDER if number < best.requests][-2:]
+    above = [number for number in LADDER if number > best.requests][:1]
+    free = replace(case, settings=replace(case.settings, state_slots=None))
+    found = []
+    for number in (*below, *above):
+        tried = _attempt(free, number)
+        prediction = tried.prediction
+        found.append(
+            Alternative(
+                concurrency=number,
+                kv_tokens=prediction.kv_tokens,
+                full_contexts=prediction.kv_tokens // case.resolved.context_length,
+                memory_fraction=tried.settings.memory_fraction or 0.0,
+                tightest_bytes=prediction.tightest.free if prediction.moments else 0,
+                fault="; ".join(message for _, message in tried.faults),
+            )
+        )
+    return tuple(found)
+
+
+def _values(case: _Case, settings: Settings) -> dict[str, Any]:
+    """List what to render, by meaning: all that was chosen and all that would follow the smallest card."""
+    values: dict[str, Any] = {"context_length": settings.context_length}
+    values["running_requests"] = settings.running_requests
+    values["memory_fraction"] = settings.memory_fraction
+    values["total_tokens"] = settings.total_tokens if settings.device == "cpu" else None
+    if settings.device == "cuda":
+        values["prefill_chunk"] = settings.prefill_chunk
+        values["graph_max_bs_decode"] = settings.graph_max_bs_decode if settings.decode_graphs else None
+    values["kv_dtype"] = case.wish.memory.kv_dtype
+    values["disable_prefix_cache"] = None if settings.prefix_cache else True
+    if case.model.state is not None:
+        named = settings.state_strategy not in ("auto", case.wish.base.state_strategy)
+        values["mamba_strategy"] = settings.state_strategy if named else None
+        values["state_slots"] = settings.state_slots
+        values["state_ratio"] = case.wish.memory.state_ratio
+        values["state_dtype"] = case.wish.memory.state_dtype
+    if settings.algorithm is not None:
+        values["algorithm"] = settings.algorithm
+        values["draft_model"] = case.wish.strategy.draft_model
+        values["draft_steps"] = settings.draft_steps
+        values["draft_topk"] = settings.draft_topk
+        values["draft_tokens"] = settings.draft_tokens
+    return {meaning: value for meaning, value in values.items() if value is not None}
+
+
+def _binds(case: _Case, found: Prediction) -> str:
+    """Name what stops more tokens."""
+    if not found.moments:
+        return "the number of tokens that was asked for"
+    chunk = case.resolved.prefill_chunk
+    because = {
+        "draft pool allocated": f"the draft model loads beside the pools: {human(found.draft_weights_loading)} for a "
+        f"moment, {human(found.draft_weights)} afterwards",
+        "serving": f"{human(found.activation_bytes)} for a prefill chunk of {chunk:,} tokens and workspaces",
+    }
+    moment = found.tightest
+    text = f"free memory at the moment '{moment.name}': {human(moment.free)} are left"
+    return f"{text} ({because[moment.name]})" if moment.name in because else text
+
+
+def _reasons(case: _Case, best: _Try) -> Iterator[str]:
+    """Give the reason of each value that was chosen."""
+    found, wish, resolved = best.prediction, case.wish, case.resolved
+    if found.moments and wish.memory.fraction is None:
+        yield (
+            f"memory_fraction {found.resolved.memory_fraction if found.resolved else 0:g}: the largest that leaves "
+            f"{human(case.headroom)} at every moment"
+        )
+    if case.model.state is not None and best.requests is not None:
+        if wish.concurrency is None:
+            yield (
+                f"running_requests {best.requests}: the most of {', '.join(map(str, LADDER[:8]))}, ... that get a "
+                f"full context of {resolved.context_length:,} tokens each"
+            )
+        yield (
+            f"state_slots {best.settings.state_slots}: {best.requests} requests x {resolved.slots_per_request} slots "
+            f"({resolved.state_strategy or 'no prefix cache'}), {human(case.price.slot)} each"
+        )
+    if (
+        resolved.draft_tokens
+        and case.facts.state_reserve_follows == "requested"
+        and case.model.state is not None
+    ):
+        yield (
+            f"running_requests is always written: SGLang {case.facts.version} reserves intermediate states for the "
+            f"requested number ({case.facts.speculative_requests} by default), not for the served one"
+        )
+    if resolved.state_strategy == "extra_buffer":
+        yield "extra_buffer: the prefix cache works with the overlapped scheduler and with speculation"
+    if case.settings.device == "cuda":
+        yield "prefill_chunk and graph_max_bs_decode are written because the host's smallest card would set them"
+
+
+def _notes(case: _Case, best: _Try) -> Iterator[str]:
+    """Tell what the user should know about a plan that works."""
+    found, wish = best.prediction, case.wish
+    if found.moments and found.tightest.free < case.headroom:
+        yield (
+            f"the pinned fraction leaves {human(found.tightest.free)} at the moment '{found.tightest.name}', less than "
+            f"the headroom of {human(case.headroom)}"
+        )
+    contexts = found.kv_tokens // case.resolved.context_length
+    if best.requests is not None and contexts < best.requests:
+        yield f"{contexts} of {best.requests} requests can hold a full context at once"
+    if wish.prefix_cache and not case.resolved.prefix_cache:
+        yield f"SGLang {case.facts.version} switches the prefix cache off for {case.model.architecture}"
+    tokens = wish.strategy.draft_tokens
+    if tokens is not None and tokens != case.resolved.draft_tokens:
+        yield f"strategy.draft_tokens {tokens} becomes {case.resolved.draft_tokens}: one more than the steps"
+    if case.price.weights and case.card.weights is None:
+        yield f"weights are computed from shapes, to {case.model.weight_error:.0%}"

@@ -1,0 +1,250 @@
+"""Which of the engine's arguments decide about memory, and what does this command line say of them?
+
+``Settings`` holds them by meaning (``engine.py`` knows the version's flag for each); ``None`` leaves a value
+to the engine. ``read_argv`` reads a command line as the engine's own parser would.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Callable
+
+from .engine_flags import check_flags, known_flags
+from .problem import Problem, ProblemsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .engine import EngineFacts
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Arguments that decide about memory, by meaning, with the engine's defaults."""
+
+    device: str = "cuda"
+    tensor_parallel: int = 1
+    attention_data_parallel: int = 1
+    context_length: int | None = None
+    memory_fraction: float | None = None
+    running_requests: int | None = None
+    total_tokens: int | None = None
+    kv_dtype: str = "auto"
+    page_size: int | None = None
+    prefill_chunk: int | None = None
+    prefill_tokens: int = 16384
+    graph_max_bs_decode: int | None = None
+    decode_graphs: bool = True
+    prefill_graphs: bool = True
+    prefix_cache: bool = True
+    overlap: bool = True
+    mixed_chunk: bool = False
+    multimodal: bool | None = None
+    attention_backend: str | None = None
+    swa_ratio: float = 0.8
+    state_strategy: str = "auto"
+    state_slots: int | None = None
+    state_ratio: float = 0.9
+    state_dtype: str | None = None
+    track_interval: int = 256
+    algorithm: str | None = None
+    draft_model: bool = False
+    draft_steps: int | None = None
+    draft_topk: int | None = None
+    draft_tokens: int | None = None
+    draft_kv_dtype: str | None = None
+    # Environment variables of the engine
+    speculation_v2: bool = True  # SGLANG_ENABLE_SPEC_V2
+    skip_decode_lock: bool = False  # SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK
+    conv_dtype: str = "bfloat16"  # SGLANG_MAMBA_CONV_DTYPE
+    longer_context: bool = False  # SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN
+    multimodal_cache_mib: int | None = None  # SGLANG_VLM_CACHE_SIZE_MB
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
+_UNITS = {
+    **{unit: 1000**power for power, unit in enumerate(("", "k", "M", "G", "T"))},
+    **{unit: 1024**power for power, unit in enumerate(("", "Ki", "Mi", "Gi", "Ti")) if unit},
+}
+
+
+def _size(text: str) -> int:
+    """Read what SGLang calls a human readable integer: 8k is 8,000, 8Ki is 8,192."""
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    return int(float(match[1]) * _UNITS[match[2] or ""])
+
+
+def _algorithm(text: str) -> str:
+    return "EAGLE" if text.upper() == "NEXTN" else text.upper()
+
+
+def _truth(text: str) -> bool:
+    """Read a variable as SGLang does (environ.py:EnvBool)."""
+    return text.lower() in ("true", "1", "yes", "y")
+
+
+_VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "device": ("device", str),
+    "tensor_parallel": ("tensor_parallel", int),
+    "attention_data_parallel": ("attention_data_parallel", int),
+    "context_length": ("context_length", _size),
+    "memory_fraction": ("memory_fraction", float),
+    "running_requests": ("running_requests", int),
+    "total_tokens": ("total_tokens", int),
+    "kv_dtype": ("kv_dtype", str),
+    "page_size": ("page_size", int),
+    "prefill_chunk": ("prefill_chunk", int),
+    "prefill_tokens": ("prefill_tokens", int),
+    "graph_max_bs_decode": ("graph_max_bs_decode", int),
+    "graph_list_decode": ("graph_max_bs_decode", int),
+    "attention_backend": ("attention_backend", str),
+    "swa_ratio": ("swa_ratio", float),
+    "mamba_strategy": ("state_strategy", str),
+    "state_slots": ("state_slots", int),
+    "state_ratio": ("state_ratio", float),
+    "state_dtype": ("state_dtype", str),
+    "track_interval": ("track_interval", int),
+    "algorithm": ("algorithm", _algorithm),
+    "draft_model": ("draft_model", bool),
+    "draft_steps": ("draft_steps", int),
+    "draft_topk": ("draft_topk", int),
+    "draft_tokens": ("draft_tokens", int),
+    "draft_block": ("draft_tokens", int),
+    "draft_kv_dtype": ("draft_kv_dtype", str),
+}
+"""Meaning of a flag with values -> field, and how a value is read; of several values the largest counts."""
+
+_SWITCHES: dict[str, tuple[str, bool]] = {
+    "disable_prefix_cache": ("prefix_cache", False),
+    "disable_overlap": ("overlap", False),
+    "disable_graphs": ("decode_graphs", False),
+    "disable_decode_graphs": ("decode_graphs", False),
+    "mixed_chunk": ("mixed_chunk", True),
+    "enable_multimodal": ("multimodal", True),
+    "language_only": ("multimodal", False),
+    "language_model_only": ("multimodal", False),
+}
+"""Meaning of a flag without a value -> field, and what the flag makes of it."""
+
+_NOT_MODELLED = frozenset(
+    {
+        "attn_cp_size",
+        "cpu_offload_gb",
+        "cuda_graph_config",
+        "dcp_size",
+        "disaggregation_mode",
+        "dllm_algorithm",
+        "dtype",
+        "enable_hisparse",
+        "enable_linear_replayssm",
+        "enable_linear_replayssm_spec",
+        "enable_lora",
+        "enable_two_batch_overlap",
+        "enable_unified_memory",
+        "json_model_override_args",
+        "lora_paths",
+        "moe_a2a_backend",
+        "offload_group_size",
+        "pp_size",
+        "quantization",
+        "speculative_adaptive",
+        "torchao_config",
+    }
+)
+"""Fields that move memory in ways the formulas do not know."""
+
+_VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "SGLANG_ENABLE_SPEC_V2": ("speculation_v2", _truth),
+    "SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK": ("skip_decode_lock", _truth),
+    "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": ("longer_context", _truth),
+    "SGLANG_MAMBA_CONV_DTYPE": ("conv_dtype", str),
+    "SGLANG_MAMBA_SSM_DTYPE": ("state_dtype", str),
+    "SGLANG_VLM_CACHE_SIZE_MB": ("multimodal_cache_mib", int),
+}
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What a command line and environment say: settings, and the flags that no formula knows."""
+
+    settings: Settings
+    not_modelled: tuple[str, ...]
+
+
+def read_argv(
+    argv: Sequence[str], *, facts: EngineFacts, environment: Mapping[str, str] | None = None, where: str = ""
+) -> CommandLine:
+    """Read the engine's words (without interpreter and module) and its environment.
+
+    Raises ``ProblemsError`` with every word that the version's parser would refuse.
+    """
+    problems = check_flags(facts.version, argv, where=where, key="argv")
+    if problems:
+        raise ProblemsError(problems)
+    given = _given(argv, facts)
+    found: dict[str, Any] = {}
+    for variable, value in (environment or {}).items():
+        if variable in _VARIABLES:
+            _put(found, problems, where, variable, [value], *_VARIABLES[variable])
+    for meaning, (name, read) in _VALUES.items():
+        if facts.has_flag(meaning) and _field(facts, meaning) in given:
+            _put(found, problems, where, facts.flag(meaning), given[_field(facts, meaning)], name, read)
+    for meaning, (name, result) in _SWITCHES.items():
+        if facts.has_flag(meaning) and _field(facts, meaning) in given:
+            found[name] = result
+    if problems:
+        raise ProblemsError(problems)
+    found.update(_graphs_off(argv, given, facts))
+    if "enable_dp_attention" in given:
+        found["attention_data_parallel"] = int(given.get("dp_size", ["1"])[0])
+    unknown = sorted(field for field in given if field in _NOT_MODELLED)
+    return CommandLine(Settings(**found), tuple(f"--{field.replace('_', '-')}" for field in unknown))
+
+
+def _given(argv: Sequence[str], facts: EngineFacts) -> dict[str, list[str]]:
+    """Values by the parser's field, so that a flag and its aliases are one; the last one wins."""
+    known = known_flags(facts.version)
+    given: dict[str, list[str]] = {}
+    for word in argv:
+        name, equals, inline = word.partition("=")
+        if name in known:
+            values = [inline] if equals else []
+            given[known[name].field] = values
+        else:
+            values.append(word)
+    return given
+
+
+def _field(facts: EngineFacts, meaning: str) -> str:
+    return known_flags(facts.version)[facts.flag(meaning)].field
+
+
+def _put(
+    found: dict[str, Any],
+    problems: list[Problem],
+    where: str,
+    key: str,
+    values: list[str],
+    name: str,
+    read: Callable[[str], Any],
+) -> None:
+    try:
+        found[name] = max(read(value) for value in values)
+    except ValueError:
+        problems.append(Problem(where, key, f"{' '.join(values)!r} is no value of it"))
+
+
+def _graphs_off(argv: Sequence[str], given: Mapping[str, list[str]], facts: EngineFacts) -> dict[str, bool]:
+    """Tell which kinds of graphs the command line switches off (arg_groups/cuda_graph_hook.py)."""
+    off: dict[str, bool] = {}
+    both = facts.disable_graphs_is_both and "disable_cuda_graph" in given
+    if both or not {"--disable-piecewise-cuda-graph", "--disable-prefill-cuda-graph"}.isdisjoint(argv):
+        off["prefill_graphs"] = False
+    for phase in ("prefill", "decode"):
+        backend = given.get(f"cuda_graph_backend_{phase}")
+        if backend:  # an explicit backend wins over the switches
+            off[f"{phase}_graphs"] = backend != ["disabled"]
+    return off
