@@ -30,6 +30,7 @@ _OWNERS = {
     "nccl_port": "nccl_port",
     "context_length": "context_length",
     "running_requests": "concurrency",
+    "device": "gpus",
     "tensor_parallel": "gpus",
     "disable_prefix_cache": "prefix_cache",
     "algorithm": "strategy.method",

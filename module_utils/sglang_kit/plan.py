@@ -141,6 +141,7 @@ def _plan(
         "served_model_name": instance.served_model_name,
         "gpus": list(instance.gpus),
         "strategy": instance.strategy.method,
+        "draft_model": instance.strategy.draft_model,
         "host": instance.host,
         "port": instance.port,
         "nccl_port": instance.nccl_port,
