@@ -1,34 +1,63 @@
-"""Runs a module of ``library/`` in this process, as Ansible runs it on a host."""
+"""Runs the modules of library/ as Ansible would, in this process."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import runpy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 import pytest
+import yaml
 from ansible import module_utils
 from ansible.module_utils.testing import patch_module_args
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from types import ModuleType
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+def load(name: str) -> ModuleType:
+    """Import a module of library/; it finds the kit where Ansible puts it."""
+    path = list(module_utils.__path__)
+    module_utils.__path__ = [*path, str(REPOSITORY / "module_utils")]
+    try:
+        spec = importlib.util.spec_from_file_location(name, REPOSITORY / "library" / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        module_utils.__path__ = path
+    return module
+
+
 def run(
-    name: str, arguments: Mapping[str, object], capsys: pytest.CaptureFixture[str], *, check: bool = False
+    module: ModuleType, capsys: pytest.CaptureFixture[str], arguments: dict[str, Any], *, check: bool = False
 ) -> dict[str, Any]:
-    """Return what the module answers; ``capsys`` is the test's."""
+    """Call a module's main and return what it answers."""
     with (
-        mock.patch.object(
-            module_utils, "__path__", [*module_utils.__path__, str(REPOSITORY / "module_utils")]
-        ),
-        patch_module_args({**arguments, "_ansible_check_mode": check}),
+        patch_module_args({**arguments, "_ansible_check_mode": check, "_ansible_diff": True}),
         pytest.raises(SystemExit),
     ):
-        runpy.run_path(str(REPOSITORY / "library" / f"{name}.py"), run_name="__main__")
-    result: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return result
+        module.main()
+    answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return answer
+
+
+def documented(module: ModuleType) -> dict[str, Any]:
+    """Reduce the documented options to what an argument specification says."""
+
+    def spec(options: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: {
+                key: spec(value) if key == "options" else value
+                for key, value in option.items()
+                if key != "description"
+            }
+            for name, option in options.items()
+        }
+
+    options: dict[str, Any] = yaml.safe_load(module.DOCUMENTATION)["options"]
+    return spec(options)

@@ -267,7 +267,8 @@ def _links(facts: Facts, needs: Needs) -> bool:
 
 
 def _check_driver(facts: Facts, needs: Needs, found: Collector) -> None:
-    users = f" ({', '.join(needs.gpu_instances)} asks for GPUs)" if needs.gpu_instances else ""
+    verb = "asks" if len(needs.gpu_instances) == 1 else "ask"
+    users = f" ({', '.join(needs.gpu_instances)} {verb} for GPUs)" if needs.gpu_instances else ""
     if not facts.gpus:
         found.add(
             "host",
@@ -291,12 +292,12 @@ def _check_driver(facts: Facts, needs: Needs, found: Collector) -> None:
             "put the directory that has it into /etc/ld.so.conf.d and run ldconfig",
         )
     elif facts.cuda is None or facts.cuda < CUDA:
-        have = _dotted(facts.cuda) if facts.cuda else "an unknown version"
+        have = f"CUDA {_dotted(facts.cuda)}" if facts.cuda else "an unknown version of CUDA"
         found.add(
             "host",
             "driver",
-            f"{facts.driver} serves CUDA {have}, and SGLang's torch is built for {_dotted(CUDA)}",
-            "R580 is the first that serves CUDA 13.0",
+            f"{facts.driver} serves {have}, and SGLang's torch is built for CUDA {_dotted(CUDA)}",
+            "R580 is the first that serves it",
         )
 
 
