@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 BOOT_SECONDS = 60
 STOP_SECONDS = 90
 POWER_OFF = signal.SIGRTMIN + 4  # systemd(1): starts poweroff.target
+CONSOLE = "console.log"
 BOOTED = ("running", "degraded")
 # cgroup v2 inside, also on a machine that mounts v1 beside it; the lock is ours (``State.lock``).
 NSPAWN_ENVIRONMENT = {"SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1", "SYSTEMD_NSPAWN_LOCK": "0"}
@@ -51,10 +52,12 @@ def up(state: State, name: str, wish: plan.Wish) -> None:
         (state.store / "hosts" / name).mkdir(parents=True, exist_ok=True)
         cell = cell_of(state, name)
         started = time.monotonic()
-        verb = "is up"
-        if cell.leader() is None:
+        running = cell.leader() is not None
+        if running:
+            wait_booted(state, host, cell)
+        else:
             boot(state, host, cell)
-            verb = f"booted in {time.monotonic() - started:.1f} s"
+        verb = "is up" if running else f"booted in {time.monotonic() - started:.1f} s"
         say(f"{name}: {verb}, root@{host.address}:{host.ssh_port} ({host.suite})")
 
 
@@ -64,7 +67,7 @@ def create(state: State, name: str, wish: plan.Wish) -> Host:
     with state.lock("places", wait=True):
         recorded = state.recorded()
         networks = plan.networks_in_use(recorded, run(["ip", "-json", "address"]).stdout)
-        place = plan.place(recorded, wish, networks=networks)
+        place = plan.place(recorded, wish, networks=networks, is_free=port_is_free)
         partial = state.hosts / f".{name}.partial"
         remove_tree(partial)
         for part in ("upper", "work", "root"):
@@ -124,38 +127,44 @@ def write_files(tree: Path, state: State, image_name: str, name: str, place: pla
 
 def boot(state: State, host: Host, cell: Cell) -> None:
     """Start systemd in a fresh cell and wait for it; whatever goes wrong, nothing half alive stays."""
-    if host.network is None:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host.address, host.ssh_port))
-            except OSError as error:
-                raise SandboxError(
-                    f"{host.name}: port {host.ssh_port} is taken ({error.strerror})"
-                ) from error
-    directory = state.directory(host.name)
-    console = directory / "console.log"
+    if host.network is None and not port_is_free(host.ssh_port):
+        raise SandboxError(f"{host.name}: port {host.ssh_port} is taken on this machine")
     script = plan.boot_script(state, host, machine_pid=os.getpid())
+    directory = state.directory(host.name)
     try:
-        process = cell.start(script, directory=directory, log=console, environment=NSPAWN_ENVIRONMENT)
-        wait_booted(host, cell, process, console)
+        process = cell.start(
+            script, directory=directory, log=directory / CONSOLE, environment=NSPAWN_ENVIRONMENT
+        )
+        wait_booted(state, host, cell, process)
     except BaseException:
         cell.kill()
         raise
 
 
-def wait_booted(host: Host, cell: Cell, process: subprocess.Popen[bytes], console: Path) -> None:
+def wait_booted(state: State, host: Host, cell: Cell, process: subprocess.Popen[bytes] | None = None) -> None:
     """Wait until systemd has nothing left to start and sshd greets; name the units that failed."""
     deadline = time.monotonic() + BOOT_SECONDS
     while True:
         system = in_host(cell, ["systemctl", "is-system-running"])
         if system in BOOTED and ssh_answers(host):
             break
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise SandboxError(f"{host.name} did not boot ({system or 'no systemd'}):\n{image.tail(console)}")
+        if (process and process.poll() is not None) or time.monotonic() > deadline:
+            console = image.tail(state.directory(host.name) / CONSOLE)
+            raise SandboxError(f"{host.name} did not boot ({system or 'no systemd'}):\n{console}")
         time.sleep(0.05)
     if failed := in_host(cell, ["systemctl", "list-units", "--failed", "--plain", "--no-legend"]):
         say(f"{host.name}: failed units:\n  " + "\n  ".join(failed.splitlines()))
+
+
+def port_is_free(port: int) -> bool:
+    """Tell whether nobody listens on a loopback port of the machine."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as sshd does
+        try:
+            probe.bind((plan.LOOPBACK, port))
+        except OSError:
+            return False
+    return True
 
 
 def ssh_answers(host: Host) -> bool:

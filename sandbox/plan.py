@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from sandbox.console import SandboxError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from sandbox.state import Host, State
 
@@ -41,18 +41,27 @@ class Place:
     network: int | None = None
 
 
-def place(recorded: Sequence[Host], wish: Wish, *, networks: Collection[int]) -> Place:
-    """Choose where a new host listens; ``networks`` are those in use on the machine."""
+def place(
+    recorded: Sequence[Host], wish: Wish, *, networks: Collection[int], is_free: Callable[[int], bool]
+) -> Place:
+    """Choose where a new host listens.
+
+    ``networks`` are in use on the machine; ``is_free`` tells whether nobody listens on a loopback port.
+    """
     if wish.netns:
         network = next((number for number in NETWORKS if number not in networks), None)
         if network is None:
             raise SandboxError("no network 10.213.N.0/30 is free")
         return Place(f"10.213.{network}.2", wish.ssh_port or SSH_PORT, network)
     taken = {host.ssh_port: host.name for host in recorded if host.network is None}
+    if wish.ssh_port is None:
+        ports = range(FIRST_PORT, 1 << 16)
+        return Place(LOOPBACK, next(port for port in ports if port not in taken and is_free(port)))
     if wish.ssh_port in taken:
         raise SandboxError(f"port {wish.ssh_port} belongs to host {taken[wish.ssh_port]}")
-    free = next(port for port in range(FIRST_PORT, 1 << 16) if port not in taken)
-    return Place(LOOPBACK, wish.ssh_port or free)
+    if not is_free(wish.ssh_port):
+        raise SandboxError(f"port {wish.ssh_port} is taken on this machine")
+    return Place(LOOPBACK, wish.ssh_port)
 
 
 def networks_in_use(recorded: Sequence[Host], addresses: str) -> set[int]:

@@ -162,22 +162,34 @@ class TestState:
         assert list(tmp_path.iterdir()) == []
 
 
+def place(recorded: list[Host], wish: Wish, *, networks: set[int] | None = None, busy: int = 0) -> Place:
+    return plan.place(recorded, wish, networks=networks or set(), is_free=lambda port: port != busy)
+
+
 class TestPlace:
     def test_the_first_free_port(self) -> None:
-        assert plan.place([], Wish(), networks=()) == Place("127.0.0.1", 2201)
-        assert plan.place([ALPHA, BETA], Wish(), networks=()) == Place("127.0.0.1", 2202)
+        assert place([], Wish()) == Place("127.0.0.1", 2201)
+        assert place([ALPHA, BETA], Wish()) == Place("127.0.0.1", 2202)
+        assert place([ALPHA], Wish(), busy=2202) == Place("127.0.0.1", 2203)
+
+    def test_the_port_that_is_asked_for(self) -> None:
+        assert place([ALPHA], Wish(ssh_port=2299)) == Place("127.0.0.1", 2299)
 
     def test_a_port_of_another_host_is_refused(self) -> None:
         with pytest.raises(SandboxError, match="port 2201 belongs to host alpha"):
-            plan.place([ALPHA], Wish(ssh_port=2201), networks=())
+            place([ALPHA], Wish(ssh_port=2201))
+
+    def test_a_port_of_another_program_is_refused(self) -> None:
+        with pytest.raises(SandboxError, match="port 2201 is taken on this machine"):
+            place([], Wish(ssh_port=2201), busy=2201)
 
     def test_a_network_of_its_own(self) -> None:
-        assert plan.place([ALPHA], Wish(netns=True), networks={1, 2}) == Place("10.213.3.2", 22, 3)
-        assert plan.place([], Wish(netns=True, ssh_port=2201), networks=()) == Place("10.213.1.2", 2201, 1)
+        assert place([ALPHA], Wish(netns=True), networks={1, 2}) == Place("10.213.3.2", 22, 3)
+        assert place([], Wish(netns=True, ssh_port=2201), busy=2201) == Place("10.213.1.2", 2201, 1)
 
     def test_no_network_left(self) -> None:
         with pytest.raises(SandboxError, match="no network"):
-            plan.place([], Wish(netns=True), networks=plan.NETWORKS)
+            place([], Wish(netns=True), networks=set(plan.NETWORKS))
 
     def test_networks_of_stopped_hosts_and_of_other_sandboxes_are_in_use(self) -> None:
         addresses = [
