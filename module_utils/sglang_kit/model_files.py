@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from .config_reader import read_json
 from .problem import Collector, Problem, ProblemsError
-from .quantity import human
 from .shapes import header_bytes
 
 if TYPE_CHECKING:
@@ -215,5 +214,5 @@ def _tensors(shard: Shard, wanted_tensors: set[str]) -> tuple[int, str]:
         return size, f"lacks {len(absent)} tensors that {INDEX} puts there, as {absent[0]}"
     whole = _LENGTH_BYTES + len(shard.header.encode()) + size
     if shard.size != whole:
-        return size, f"has {human(shard.size)} ({shard.size} bytes) of {human(whole)} ({whole} bytes)"
+        return size, f"has {shard.size} of {whole} bytes"
     return size, ""
