@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .platform_facts import Facts, Version
 
 SYSTEMD = 247
-"""``LoadCredential=`` (247) hands secrets to the units."""
+"""``LoadCredential=`` hands secrets to the units; the ``:`` before their command needs 244."""
 GLIBC: Version = (2, 34)
 """The wheels are built for manylinux_2_34 since 0.5.11."""
 CUDA: Version = (13, 0)
