@@ -70,7 +70,7 @@ def dispatch(state: State, arguments: argparse.Namespace) -> None:
                 host.up(state, name, wish)
         elif arguments.verb == "list":
             for row in host.describe(state):
-                sys.stdout.write("{:<16}{:<10}{:<12}{:<20}{}\n".format(*row))
+                sys.stdout.write("{:<32}{:<10}{:<12}{:<20}{}\n".format(*row))
         elif arguments.verb == "ssh":
             become(client_command(state, state.get(arguments.name), arguments.argv))
         elif arguments.verb == "exec":

@@ -203,6 +203,17 @@ def test_down_stops_units_in_order(box: Box) -> None:
     assert box("ssh", "second", "--", "ls /root/stopped") == "/root/stopped"
 
 
+def test_an_engine_that_starts_at_boot_is_not_waited_for(box: Box) -> None:
+    unit = "[Service]\\nType=notify\\nExecStart=sleep infinity\\n[Install]\\nWantedBy=multi-user.target"
+    path = "/etc/systemd/system/slow.service"
+    box("ssh", "second", "--", f"printf '{unit}' > {path}; systemctl enable --quiet slow")
+    box("power-off", "second")
+    up = box.start("up", "second")
+    _, message = up.communicate()
+    assert up.returncode == 0
+    assert "second: still starting: slow.service" in message
+
+
 def test_a_network_of_its_own(box: Box) -> None:
     box("up", "apart", "--netns")
     network = box.state.get("apart").network
