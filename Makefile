@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 PACKAGES := python3-venv mmdebstrap systemd-container openssh-client iproute2 ca-certificates
-SOURCES := module_utils library filter_plugins sandbox scripts tests benchmarks
+SOURCES := module_utils library filter_plugins sandbox scripts tests benchmarks molecule
 
 .PHONY: help
 help: ## Show the targets

@@ -38,6 +38,12 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+causes:
+  description: One line for every instance that is not ready.
+  type: list
+  elements: str
+  returned: failure
+  sample: ["chat: failed in stage weights: a weights file is cut off"]
 instances:
   description: Verdict by instance name.
   type: dict
@@ -67,7 +73,7 @@ def main() -> None:
     verdicts = watch.follow(module.params["plans"], module.params["previous"])
     failures = report.failures(verdicts)
     if failures:
-        module.fail_json(msg="\n".join(failures), instances=verdicts)
+        module.fail_json(msg="\n".join(failures), causes=report.causes(verdicts), instances=verdicts)
     module.exit_json(changed=False, instances=verdicts)
 
 

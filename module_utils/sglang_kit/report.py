@@ -22,15 +22,24 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def failures(verdicts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Say for every instance that is not ready: state, stage, cause, evidence and what to change."""
     lines: list[str] = []
-    for name, verdict in verdicts.items():
-        if verdict["state"] == "ready":
-            continue
-        place = verdict["phase"] or verdict["stage"]
-        lines.append(f"{name}: {verdict['state']} in stage {place}: {verdict['sentence']}")
+    for cause, verdict in zip(causes(verdicts), _not_ready(verdicts).values()):
+        lines.append(cause)
         lines += [f"  | {line}" for part in verdict["evidence"] for line in part["text"].splitlines()]
         if verdict["remedy"]:
             lines.append(f"  what to do: {verdict['remedy']}")
     return lines
+
+
+def causes(verdicts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Say the same in one line each."""
+    return [
+        f"{name}: {verdict['state']} in stage {verdict['phase'] or verdict['stage']}: {verdict['sentence']}"
+        for name, verdict in _not_ready(verdicts).items()
+    ]
+
+
+def _not_ready(verdicts: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    return {name: verdict for name, verdict in verdicts.items() if verdict["state"] != "ready"}
 
 
 _PLAN_HEADINGS = ("instance", "GPUs", "port", "context", "requests", "strategy", "fingerprint")
