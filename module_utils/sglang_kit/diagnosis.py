@@ -1,12 +1,12 @@
 """Why did it fail, and what should be done?
 
-The catalogue ``CAUSES`` is data: a cause is recognised by a pattern on what the engine raised or
-printed as fatal, on what systemd and the kernel said, or by a check that does not hold. Patterns never
-look at ordinary output, and a failure that no row describes is ``unknown``, shown with its first
-exception: the later ones are mostly consequences.
+The catalogue (``ROOTS``, then ``CONSEQUENCES``) is data: a cause is recognised by a pattern on what the
+engine raised or printed as fatal, on what systemd and the kernel said, or by a check that does not hold.
+Patterns never look at ordinary output, and a failure that no row describes is ``unknown``, shown with its
+first exception: the later ones are mostly consequences.
 
-Rows stand from roots to consequences: the first row that matches anything names the cause. References
-are issues of sgl-project/sglang unless they name another repository.
+The first row that matches anything names the cause: rows stand from the special to the general.
+References are issues of sgl-project/sglang unless they name another repository.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Cause:
     """One row. ``pattern`` is searched in the statements of the given ``kinds``; ``check`` names a check.
 
     ``phase`` is empty where the failure belongs to the stage in which it happened; ``stages``, where
-    given, are the only ones in which the row applies. Sentence and remedy may use the pattern's groups.
+    given, are the only ones in which the row applies, and ``frame`` must be in the traceback's lines.
+    Sentence and remedy may use the pattern's groups.
     """
 
     id: str
@@ -52,6 +53,7 @@ class Cause:
     check: str = ""
     phase: str = ""
     stages: tuple[str, ...] = ()
+    frame: str = ""
     reference: str = ""
 
 
@@ -72,9 +74,13 @@ Advise = Callable[[str, "Observation"], str]
 
 
 def diagnose(seen: Observation, advise: Advise | None = None) -> Diagnosis:
-    """Name the cause of a failure; ``advise`` may know a better remedy than the catalogue."""
+    """Name the cause of a failure; ``advise`` may know a better remedy than the catalogue.
+
+    An exception that no root describes is unknown, whatever else followed from it.
+    """
     statements = tuple(_statements(seen))
-    for cause in CAUSES:
+    unexplained = any(one.kind == "traceback" and not one.follows for one in statements)
+    for cause in ROOTS if unexplained else ROOTS + CONSEQUENCES:
         found = _match(cause, seen, statements)
         if found:
             words, statement = found
@@ -102,7 +108,16 @@ class _Statement:
     stage: str
     evidence: tuple[Evidence, ...] = ()
 
+    @property
+    def follows(self) -> bool:
+        """Whether it only tells that another process is gone."""
+        return bool(_FOLLOWS.search(self.text))
 
+
+_FOLLOWS = re.compile(
+    r"^(?:EOFError|BrokenPipeError|ConnectionResetError|ConnectionRefusedError|KeyboardInterrupt|SystemExit)\b"
+    r"|scheduler died during initialization"
+)
 _SAID = frozenset(
     (
         "usage_error",
@@ -161,37 +176,30 @@ def _unit_text(unit: UnitState) -> str:
     return f"load={unit.load_state} result={unit.result} end={unit.end} status={unit.end_status}"
 
 
-class _Words(dict[str, str]):
-    """Groups for a sentence; a group without a match reads as three dots."""
-
-    def __missing__(self, key: str) -> str:
-        return "..."
-
-
 def _match(
     cause: Cause, seen: Observation, statements: tuple[_Statement, ...]
-) -> tuple[_Words, _Statement] | None:
+) -> tuple[dict[str, str], _Statement] | None:
     if cause.check:
         failed = next((check for check in seen.checks if check.name == cause.check), None)
         if failed is None or failed.held is not False:
             return None
-        return _Words(detail=failed.detail), _Statement("check", failed.detail, seen.stage)
+        return {"detail": failed.detail}, _Statement("check", failed.detail, seen.stage)
     for statement in statements:
         if statement.kind not in cause.kinds or (cause.stages and statement.stage not in cause.stages):
             continue
         match = cause.pattern.search(statement.text) if cause.pattern else None
-        if match:
-            groups = {name: text for name, text in match.groupdict().items() if text is not None}
-            return _Words(groups, message=statement.text, stage=statement.stage), statement
+        if match and (not cause.frame or any(cause.frame in line.text for line in statement.evidence)):
+            words = match.groupdict(default="unknown")
+            return {**words, "message": statement.text}, statement
     return None
 
 
 def _unknown(seen: Observation, statements: tuple[_Statement, ...]) -> Diagnosis:
-    first = next((one for one in statements if one.kind == "traceback"), None)
-    first = first or next((one for one in statements if one.kind != "unit"), None)
+    """Show the first exception, else the first thing said, else how the process ended."""
+    said = [one for one in statements if one.kind != "unit"]
+    first = min(said, key=lambda one: (one.follows, one.kind != "traceback"), default=None)
     if first is None:
-        end = _end(seen)
-        sentence = f"{end}; the log shows no error" if end else "the log shows no error"
+        sentence = "; ".join(part for part in (_end(seen), "the log shows no error") if part)
         return Diagnosis(UNKNOWN, seen.stage, sentence, "", last_lines(seen))
     sentence = f"the cause is not in the catalogue; the first error is: {first.text}"
     return Diagnosis(UNKNOWN, _PHASES.get(first.stage, first.stage), sentence, "", first.evidence)
@@ -232,7 +240,7 @@ _KILLED = (
     "look for the OOM killer in the kernel's log (dmesg -T), and for people and tools that kill processes"
 )
 
-CAUSES: tuple[Cause, ...] = (
+ROOTS: tuple[Cause, ...] = (
     # arguments
     _row(
         "speculative-algorithm-unknown",
@@ -279,7 +287,7 @@ CAUSES: tuple[Cause, ...] = (
     ),
     _row(
         "extra-buffer-without-prefix-cache",
-        r"extra_buffer.*(?:disable_radix_cache|disable-radix-cache|radix cache)",
+        r"extra_buffer is not compatible with --disable-radix-cache",
         "the state strategy extra_buffer only makes sense with the prefix cache: {message}",
         "use state strategy no_buffer, or set prefix_cache: true",
         phase="arguments",
@@ -374,7 +382,7 @@ CAUSES: tuple[Cause, ...] = (
     _row(
         "packages-do-not-match",
         r"undefined symbol: (?P<symbol>\w+)|Either a revision or a version must be specified"
-        r"|(?P<package>\S+) is installed with version (?P<version>\S+),? which is less than the minimum"
+        r"|is installed with version (?P<version>\S+),? which is less than the minimum"
         r"|with minimum required version (?P<minimum>\S+) is not installed",
         "packages of the release do not fit each other: {message}",
         "install the release from its lock, not by hand",
@@ -391,7 +399,7 @@ CAUSES: tuple[Cause, ...] = (
     # tools for kernels compiled at run time
     _row(
         "cuda-home-wrong",
-        r"(?P<path>\S*/bin/nvcc): (?:No such file|not found)|CUDA_HOME environment variable is not set"
+        r"/bin/nvcc: (?:No such file|not found)|CUDA_HOME environment variable is not set"
         r"|Could not find nvcc|nvcc: (?:command )?not found",
         "the CUDA toolkit is not where the engine looks for it: {message}",
         "set CUDA_HOME to one absolute path that holds bin/nvcc",
@@ -497,6 +505,14 @@ CAUSES: tuple[Cause, ...] = (
         phase="kv_cache",
     ),
     _row(
+        "gpu-already-full",
+        _OOM,
+        "the GPU was full before anything was loaded: another process holds it",
+        "free the GPU (nvidia-smi names the process), or choose other gpus",
+        stages=("arguments", "import", "distributed"),
+        reference="#3265",
+    ),
+    _row(
         "weights-out-of-memory",
         _OOM,
         "the weights do not fit the GPU",
@@ -554,7 +570,34 @@ CAUSES: tuple[Cause, ...] = (
         kinds=("kernel_oom", "unit_oom", "unit_result", "unit"),
     ),
     _row(
-        "shared-memory-too-small",
+        "shared-memory-full",
+        r"^Fatal Python error: Bus error",
+        "the shared-memory file system /dev/shm is full: writing to it ended the process",
+        "enlarge /dev/shm, or remove what ended processes left there",
+        frame="/load_snapshot.py",
+        reference="#5096",
+    ),
+    _row(
+        "disk-full",
+        r"^Fatal Python error: Bus error",
+        "the file system of the temporary directory is full: writing the metrics' files ended the process",
+        "free space in /tmp, or set TMPDIR to a directory of the unit",
+        frame="/prometheus_client/mmap_dict.py",
+    ),
+    _row(
+        "mapped-file-lost",
+        r"^Fatal Python error: Bus error",
+        "a mapped file could not be read or written: its file system is full, or the file became shorter",
+        "check /dev/shm, /tmp and the model's file system for space, and that nobody replaces weight files",
+    ),
+    _row(
+        "native-crash",
+        r"^Fatal Python error: (?P<what>.*)",
+        "native code ended the process: {what}",
+        "look at the thread's frames for the library; try another backend or version",
+    ),
+    _row(
+        "shared-memory-full",
         r"No space left on device.*?/dev/shm|/dev/shm.*?No space left on device|insufficient shared memory",
         "the shared-memory file system is full: {message}",
         "enlarge /dev/shm, or remove what ended processes left there",
@@ -635,6 +678,14 @@ CAUSES: tuple[Cause, ...] = (
         phase="warm_up",
         reference="#11949",
     ),
+    _row(
+        "grammar-backend-unsupported",
+        r"Unsupported device: (?P<device>\w+)",
+        "the grammar backend does not work on the device {device}: a JSON schema ends the scheduler",
+        "add grammar-backend: llguidance to args",
+        frame="xgrammar_backend",
+        phase="serving",
+    ),
     # hangs
     _row(
         "scheduler-hung",
@@ -643,6 +694,10 @@ CAUSES: tuple[Cause, ...] = (
         "look at the GPU (Xid, clocks) and for the longest prompt; raise watchdog-timeout only if it is slow",
         kinds=("watchdog",),
     ),
+)
+"""Causes that name themselves."""
+
+CONSEQUENCES: tuple[Cause, ...] = (
     # what the proof found
     Cause(
         "kv-cache-below-context",
@@ -810,3 +865,4 @@ CAUSES: tuple[Cause, ...] = (
         kinds=("xid",),
     ),
 )
+"""Causes that count only where no exception tells more."""

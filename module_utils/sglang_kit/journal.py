@@ -277,8 +277,8 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("build_error", "Python.h", r"Python\.h: No such file or directory"),
     _row("link_error", "shared libraries:", r"error while loading shared libraries: (?P<library>[^:\s]+)"),
     # Progress bars
-    _row("progress", "%|", r"(?:^|\s)(?P<what>[^\r|]*?):?\s*(?P<done_percent>\d+)%\|"),
-    _row("progress", "% Completed |", r"(?P<what>[^\r|]*?):\s*(?P<done_percent>\d+)% Completed \|"),
+    _row("progress", "%|", r"(?:^|\s)(?P<what>[^|]{0,80}?):?\s*(?P<done_percent>\d+)%\|"),
+    _row("progress", "% Completed |", r"(?P<what>[^|]{0,80}?):\s*(?P<done_percent>\d+)% Completed \|"),
     # systemd, of the unit
     _row(
         "exec_failed",
@@ -409,12 +409,15 @@ _CHAINED = (
 _EXCEPTION = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: ?(?P<message>.*))?$")
 # What cannot continue an exception's message: other output of processes that share the log.
 _FOREIGN = re.compile(
-    r"Traceback \(most recent|INFO:  |WARNING:  |ERROR:  |\S+:\d+: \w*Warning: |.*\d+%\|"
+    r"Traceback \(most recent|Fatal Python error|INFO:  |WARNING:  |ERROR:  |\S+:\d+: \w*Warning: |.*\d+%\|"
     r"|Exception ignored in|Process \S+:$|sglang-metal: "
 )
 _CONTEXT = re.compile(r"(?P<context>Exception ignored in|Exception in thread|Exception in ASGI application)")
 _IGNORED = ("Exception ignored in", "Exception in ASGI application")
 """Python goes on after the first (a destructor), the server after the second (one request)."""
+_FATAL = re.compile(r"(?P<type>Fatal Python error): (?P<message>.*)")
+"""Head of what Python's faulthandler writes when native code ends the process."""
+_FATAL_LINE = re.compile(r"\s|$|Current thread 0x|Thread 0x|Extension modules: ")
 _LAST_HANDLER = re.compile(r" hit an exception$|^Initialization failed")
 _TOP_FRAMES = (", in <module>", ", in _run_module_as_main", ", in _bootstrap")
 """First frame of a traceback that ended a process: the main one's, a spawned one's or a forked one's."""
@@ -436,10 +439,12 @@ class _Traceback:
     """A traceback that is being read from one process."""
 
     def __init__(self, head: _Piece, context: str) -> None:
+        fatal = _FATAL.match(head.text)
         self.context = context
         self.lines = [head]
-        self.raised: list[Raised] = []
-        self.in_frames = True
+        self.raised = [Raised(fatal["type"], fatal["message"], head.line.number)] if fatal else []
+        self.is_fatal = fatal is not None
+        self.in_frames = fatal is None
 
     @property
     def time(self) -> float | None:
@@ -455,7 +460,10 @@ class _Traceback:
         text = piece.text
         if piece.stamped or len(self.lines) >= LONGEST_TRACEBACK:
             return False
-        taken = self._frame(piece) if self.in_frames else self._message(text)
+        if self.is_fatal:
+            taken = bool(_FATAL_LINE.match(text))
+        else:
+            taken = self._frame(piece) if self.in_frames else self._message(text)
         if taken:
             self.lines.append(piece)
         return taken
@@ -485,6 +493,8 @@ class _Traceback:
 
         Others may have been logged and survived. A process of a compiler is none of the engine's.
         """
+        if self.is_fatal:
+            return True
         if self.context:
             return bool(_LAST_HANDLER.search(self.context))
         texts = [piece.text for piece in self.lines]
@@ -545,7 +555,7 @@ class Fold:
         event = self._read(piece)
         if event:
             yield event
-        if is_engine and TRACEBACK in piece.text:
+        if is_engine and (TRACEBACK in piece.text or _FATAL.match(piece.text)):
             if pid in self._open:
                 yield self._open.pop(pid).event()
             self._open[pid] = _Traceback(piece, self._context(piece))

@@ -331,7 +331,7 @@ def _process(seen: Observation) -> Outcome:
 
 def _pools(seen: Observation) -> Outcome:
     tokens = seen.allocated.kv_tokens or seen.info.get("max_total_num_tokens")
-    return bool(tokens) or None, f"{tokens} tokens of KV cache"
+    return bool(tokens) or None, f"{tokens} tokens of KV cache" if tokens else "no KV cache yet"
 
 
 def _context(seen: Observation) -> Outcome:
@@ -349,11 +349,13 @@ def _asked_in_log(seen: Observation, name: str) -> int:
 
 
 def _listening(seen: Observation) -> Outcome:
-    event = seen.first("listen")
-    if event is None:
-        return seen.notified or None, "no listen line yet"
-    wanted, bound = seen.expectation.port, event.integer("bound_port")
-    return not wanted or bound == wanted, f"listens on port {bound}, planned is {wanted or bound}"
+    """Find the planned port among those it listens on; there may be one more, for metrics."""
+    ports = [event.integer("bound_port") for event in seen.events if event.kind == "listen"]
+    wanted = seen.expectation.port
+    if seen.notified or wanted in ports or (ports and not wanted):
+        return True, ""
+    detail = f"listens on {ports}, planned is port {wanted}" if ports else "does not listen yet"
+    return (False if ports and seen.first("ready") else None), detail
 
 
 def _said_ready(seen: Observation) -> Outcome:
@@ -503,16 +505,15 @@ def planned_arguments(argv: Sequence[str]) -> dict[str, str]:
     A flag's field has the flag's name in nearly all cases; where it has not, the server does not
     report a field of that name, and nothing is compared.
     """
-    found: dict[str, str] = {}
-    name = ""
+    found: dict[str, list[str]] = {}
+    values: list[str] = []
     for word in _words(argv):
         if word.startswith("--"):
             flag, equals, text = word.partition("=")
-            name = flag[2:].replace("-", "_")
-            found[name] = text if equals else "true"
-        elif name:
-            found[name] = f"{found[name]} {word}" if found[name] != "true" else word
-    return found
+            values = found[flag[2:].replace("-", "_")] = [text] if equals else []
+        else:
+            values.append(word)
+    return {name: " ".join(texts) or "true" for name, texts in found.items()}
 
 
 def _words(argv: Sequence[str]) -> Sequence[str]:
@@ -621,10 +622,10 @@ _EVIDENCE = (
     "suppressed",
 )
 _KEPT = frozenset((*FATAL, *_STOPS, *_BEGINS, *_EVIDENCE, "listen"))
-_QUIET = frozenset({"access", "batch", "health_timeout", "suppressed"})
+_SERVING = frozenset({"access", "batch", "health_timeout"})
 """Events that are no progress of a start: access lines are our own questions."""
 MOST_KEPT = 40
-"""Events kept per kind: the first ones tell the cause, and a crash of many ranks repeats itself."""
+"""Events kept per kind: a crash of many ranks repeats itself, and no state may grow with the log."""
 
 
 class Follower:
@@ -635,11 +636,13 @@ class Follower:
         expectation: Expectation,
         *,
         started: float | None = None,
+        invocation: str = "",
         advise: diagnosis.Advise | None = None,
     ) -> None:
         """Start at ``started``, when the main process did; at the first line's time where it is unknown.
 
-        ``advise`` may know better remedies than the catalogue.
+        ``invocation`` is the one to follow, the first one seen where it is unknown. ``advise`` may know
+        better remedies than the catalogue.
         """
         self._expectation = expectation
         self._advise = advise
@@ -655,11 +658,12 @@ class Follower:
         self._progress = ""
         self._moved = started
         self._answers = Answers()
-        self._invocation = ""
+        self._invocation = invocation
         self._ready_since: float | None = None
         self._held = 0
         self._last = 0
         self._last_lines: deque[Line] = deque(maxlen=5)
+        self._recent: deque[Event] = deque(maxlen=5)
 
     # lines
 
@@ -667,39 +671,50 @@ class Follower:
         """Take new lines; those without a time are of ``now``."""
         for line in lines:
             at = now if line.time is None else line.time
-            if self._started is None:
-                self._started = at
-            if line.source == ENGINE and not self._stages:
-                self._enter("arguments", at)
-            if line.source == ENGINE and line.text.strip():
-                self._last = line.number
-                self._last_lines.append(line)
-            quiet = False
-            for event in self._fold.feed(line):
-                self._take(event, at)
-                quiet = event.kind in _QUIET
-            if line.source == ENGINE and not quiet and line.text.strip():
-                self._moved = at
+            self._read(line if line.time is not None else replace(line, time=now), at)
+
+    def _read(self, line: Line, at: float) -> None:
+        if self._started is None:
+            self._started = at
+        ours = line.source == ENGINE and bool(line.text.strip())
+        if ours:
+            self._last = line.number
+            self._last_lines.append(line)
+            if not self._stages:
+                self._enter("arguments", self._started)
+        quiet = False
+        for event in self._fold.feed(line):
+            self._take(event, at)
+            quiet = event.kind in _SERVING
+        if ours and not quiet and self.stage != "serving":
+            self._moved = at
 
     def _take(self, event: Event, at: float) -> None:
         kind = event.kind
-        if kind in _QUIET:
+        if kind in _SERVING:
             return
         if kind == "progress":
             what = str(event.fields.get("what", "")).strip()
             self._progress = f"{what} {event.fields['done_percent']}%".strip()
             return
         self._pools.take(event)
-        if kind in _KEPT and self._kept.get(kind, 0) < MOST_KEPT:
-            self._kept[kind] = self._kept.get(kind, 0) + 1
-            self._events.append(event)
-            self._stage_at[event.number] = self._stage_for_diagnosis()
+        if kind in _KEPT:
+            self._keep(event)
         nth = self._seen[kind, event.rank] = self._seen.get((kind, event.rank), 0) + 1
         if kind == "state_cache":
             self._split_off_state_cache(at)
         elif kind in _BEGINS and (kind, nth) not in self._begun:
             self._begun.add((kind, nth))
             self._enter(_BEGINS[kind], at)
+
+    def _keep(self, event: Event) -> None:
+        """Remember the first ones of a kind, which tell the cause, and the last tracebacks of a long life."""
+        self._kept[event.kind] = self._kept.get(event.kind, 0) + 1
+        if self._kept[event.kind] <= MOST_KEPT:
+            self._events.append(event)
+            self._stage_at[event.number] = self._stage_for_diagnosis()
+        elif event.kind == "traceback":
+            self._recent.append(event)
 
     def _stage_for_diagnosis(self) -> str:
         if self.stage == "weights" and any(kind == "weights_end" for kind, _ in self._seen):
@@ -714,6 +729,7 @@ class Follower:
             self._stages[-1] = replace(last, seconds=max(0.0, at - last.begin))
         self._stages.append(Stage(name, at))
         self._progress = ""
+        self._moved = at
 
     def _split_off_state_cache(self, at: float) -> None:
         """Name what has just ended: the engine does not say when it begins with the state cache."""
@@ -757,7 +773,8 @@ class Follower:
             found = Diagnosis("stopped-by-request", self.stage, "stopped by request", "", ())
             return self._verdict(STOPPED, seen, now, found)
         if (fatal and self._fold.open_since is None) or lifecycle == FAILED:
-            return self._verdict(FAILED, seen, now, diagnose(seen, self._advise))
+            since = now if fatal is None or fatal.time is None else fatal.time
+            return self._verdict(FAILED, seen, since, diagnose(seen, self._advise))
         return self._living(seen, now)
 
     def _lifecycle(self, unit: UnitState | None) -> str:
@@ -779,7 +796,7 @@ class Follower:
         notified = unit is not None and unit.status_text.startswith(READY) and unit.active_state == "active"
         seen = Observation(
             expectation=self._expectation,
-            events=tuple(self._events),
+            events=(*self._events, *self._recent),
             allocated=self._pools.allocated(),
             stage=self.stage,
             unit=unit,
@@ -792,7 +809,7 @@ class Follower:
 
     def _fatal(self, *, ended: bool) -> Event | None:
         """Return the first event after which this start cannot succeed."""
-        for event in self._events:
+        for event in (*self._events, *self._recent):
             if event.kind in FATAL or (event.kind == "traceback" and event.fields["decisive"]):
                 return event
         if ended and self._ready_since is None:
@@ -819,8 +836,8 @@ class Follower:
             self._ready_since = now
             return self._ready(seen)
         if held > self._held:
-            self._held, self._moved = held, now
-        silent = now - (self._moved if self._moved is not None else now)
+            self._held, self._moved = held, max(self._moved or now, now)
+        silent = now - (self._moved or now)
         if not self._expectation.log_only and silent >= self._expectation.limit(self.stage):
             stage = STAGE_NAMES.get(self.stage, self.stage)
             sentence = f"no progress in stage {stage} for {silent:.0f} s"

@@ -1,6 +1,6 @@
 """Assemble a release directory that holds the replayed engine in place of SGLang.
 
-``python -m replay.build DEST VERSION`` (from ``tests/``, or with it on the path): DEST looks like a virtual
+``python3 -m tests.replay.build DEST VERSION``, from the project: DEST looks like a virtual
 environment of whatever Python the host has, ``import sglang`` gives VERSION, and
 ``DEST/bin/python -m sglang.launch_server ARGV`` plays a recording of VERSION.
 """
@@ -22,9 +22,10 @@ import sys
 from pathlib import Path
 
 from replay.engine import launch
+from sglang import __version__
 
 if __name__ == "__main__":
-    sys.exit(launch(Path(__file__).parent / "recordings", sys.argv[1:]))
+    sys.exit(launch(Path(__file__).parent / "recordings" / __version__, sys.argv[1:]))
 '''
 
 
@@ -34,7 +35,7 @@ def build(destination: Path, version: str) -> None:
         shutil.rmtree(destination)
     packages = destination / "lib" / "packages"
     engine = packages / "sglang"
-    shutil.copytree(RECORDINGS / version, engine / "recordings")
+    shutil.copytree(RECORDINGS / version, engine / "recordings" / version)
     (engine / "__init__.py").write_text(f'__version__ = "{version}"\n')
     (engine / "launch_server.py").write_text(LAUNCH)
     (packages / "replay").mkdir()

@@ -70,13 +70,13 @@ class Engine:
             before = at
             if LISTENING in text and not self._listen():
                 return BIND_FAILED
-            self._print(text)
             if READY in text:
                 self.ready_at = time.monotonic()
-                if self._serves_on():
-                    self.stop.wait()
-                    break
+            self._print(text)
             self._misbehave(text)
+            if self.server and self.ready_at and self._serves_on():
+                self.stop.wait()
+                break
         if self.stop.is_set():
             return self._end_after_stop()
         if self.recording.returncode is None:
@@ -289,7 +289,7 @@ def launch(recordings: Path, words: Sequence[str]) -> int:
 
 
 def main() -> int:
-    """Play one recording by hand: ``python -m replay.engine RECORDING [--port P] [--speed F] [-- ARGV]``."""
+    """Play one recording by hand: ``python3 -m tests.replay.engine RECORDING --port P -- ARGV``."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("recording", type=Path)
     parser.add_argument("--port", default="30000")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pathlib import Path
 
+_ARGUMENTS = re.compile(r"(?<![a-z_])(model_path|port)'?(?:=|: )'?([^',]*)")
 STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 
 
@@ -80,7 +81,9 @@ def _load_log(path: Path) -> Recording:
     if info:
         body = json.loads(info.read_text(encoding="utf-8"))
         answers["GET /server_info"] = {"status": 200, "body": body}
-    return Recording(path.parent.name, path.stem, tuple(lines), answers, ended_at=lines[-1][0])
+    arguments = next((text for _, text in lines if "server_args=" in text), "")
+    argv = [f"--{name.replace('_', '-')}={value}" for name, value in _ARGUMENTS.findall(arguments)]
+    return Recording(path.parent.name, path.stem, tuple(lines), answers, tuple(argv), ended_at=lines[-1][0])
 
 
 def _same_run(log: Path, info: Path) -> bool:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import pytest
-from replay.build import RECORDINGS
-from replay.recording import load
 from sglang_kit.journal import Line
 from sglang_kit.quantity import GIB
 from sglang_kit.readiness import Expectation, Follower, Verdict, child_state
+
+from tests.replay.build import RECORDINGS
+from tests.replay.recording import load
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 STARTED = ("arguments", "import", "distributed", "weights", "kv_cache", "graphs", "warm_up", "serving")
 
@@ -20,7 +25,7 @@ class Expected:
     cause: str = ""
     phase: str = ""
     stages: tuple[str, ...] = STARTED
-    allocated: dict[str, float] = field(default_factory=dict)
+    allocated: Mapping[str, float] = field(default_factory=dict)
 
 
 CPU_POOLS = {"kv_tokens": 8192, "total_tokens": 8192, "running_requests": 8, "context_tokens": 1024}
@@ -111,18 +116,34 @@ CPU_CASES: dict[str, Expected] = {
     "main-killed": Expected("failed", "main-process-killed", "serving"),
     "stopped-loading": Expected("stopped", "stopped-by-request", "distributed", TO_DISTRIBUTED),
     "hang-loading": Expected("loading", stages=TO_DISTRIBUTED),
-    "import-error": Expected("failed", "import-failed", "import", STARTED[:1]),
     "import-error-at-start": Expected("failed", "import-failed", "import", STARTED[:1]),
     "library-missing": Expected("failed", "library-missing", "import", STARTED[:1]),
     "behind-proxy": Expected("failed", "loopback-through-proxy", "warm_up", TO_WARM_UP),
     "api-key": Expected("stopped", "stopped-by-request", "serving"),
 }
-VERSIONS = ("0.5.23",)
+CPU_CASES_THAT_DIFFER: dict[str, Expected] = {
+    # An alias of the new name until 0.5.18.
+    "0.5.15.post1/cpu-removed-flag.jsonl": Expected("stopped", "stopped-by-request", "serving"),
+    "0.5.23/cpu-removed-flag.jsonl": Expected("failed", "argument-ambiguous", "arguments", STARTED[:1]),
+    "0.5.15.post1/cpu-schema-on-cpu.jsonl": Expected("failed", "grammar-backend-unsupported", "serving"),
+    "0.5.23/cpu-schema-on-cpu.jsonl": Expected("stopped", "stopped-by-request", "serving"),
+    # The grammar package is imported when it is used first.
+    "0.5.15.post1/cpu-import-error.jsonl": Expected("failed", "import-failed", "import", TO_WARM_UP),
+    "0.5.23/cpu-import-error.jsonl": Expected("failed", "import-failed", "import", STARTED[:1]),
+    "0.5.15.post1/cpu-disk-full.jsonl": Expected("failed", "disk-full", "warm_up", TO_WARM_UP),
+    "0.5.23/cpu-disk-full.jsonl": Expected("failed", "disk-full", "distributed", TO_DISTRIBUTED),
+    "0.5.15.post1/cpu-shared-memory-full.jsonl": Expected(
+        "failed", "shared-memory-full", "import", TO_IMPORT
+    ),
+    "0.5.23/cpu-shared-memory-full.jsonl": Expected(
+        "failed", "shared-memory-full", "distributed", TO_DISTRIBUTED
+    ),
+}
+VERSIONS = ("0.5.15.post1", "0.5.23")
 CASES |= {
     f"{version}/cpu-{case}.jsonl": expected for version in VERSIONS for case, expected in CPU_CASES.items()
 }
-# Where the versions differ.
-CASES["0.5.23/cpu-removed-flag.jsonl"] = Expected("failed", "argument-ambiguous", "arguments", STARTED[:1])
+CASES |= CPU_CASES_THAT_DIFFER
 
 
 def judge(name: str) -> Verdict:
