@@ -136,8 +136,8 @@ class Launcher:
         """Hand a request to stop to the engine's main process; other signals only wake the loop."""
         if not {signal.SIGTERM, signal.SIGINT}.isdisjoint(received):
             self._stop_requested = True
+            os.kill(engine, signal.SIGTERM)  # not reaped yet: the pid is still the engine's
             self._notifier.send(STOPPING=1, STATUS="stopping: draining requests")
-            os.kill(engine, signal.SIGTERM)
 
     def _relay(self, output: int) -> bool:
         """Copy what the pipe holds to the journal, whole lines, secrets masked; False at its end.

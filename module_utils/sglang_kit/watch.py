@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import probe
 from .launch import PROOF
-from .readiness import FAILED, READY, Expectation, Follower, UnitState
+from .readiness import FAILED, LOADING, READY, Expectation, Follower, UnitState
 from .systemd import JournalReader, unit_states
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Watch:
         self._plan = plan
         self._previous = previous
         self._asked_at = now
+        self._ended = False
         self._follower: Follower | None = None
         self._reader: JournalReader | None = None
 
@@ -57,6 +58,9 @@ class Watch:
             asked = verdict.ask
             answers = probe.ask(self._expectation, self._plan["host"], asked)
             verdict = self._follower.observe(now, unit=state, answers=answers)
+        if state.lifecycle != "alive" and not self._ended:
+            self._ended = True  # its last lines may still be on their way to the journal
+            return replace(verdict, state=LOADING)
         return verdict
 
     def _not_begun(self, state: UnitState, now: float) -> Verdict:

@@ -140,6 +140,7 @@ def test_a_start_is_followed_in_the_journal_and_then_asked_all_in_one_look(host:
     verdict = watch.follow([plan()], {})["chat"]
     assert (verdict["state"], verdict["main_pid"]) == ("ready", 77)
     assert verdict["allocated"]["kv_tokens"] == 8192
+    assert verdict["stages"][0]["begin"] == STARTING.started
     assert host.readers == [("sglang-chat.service", STARTING)]
     assert host.asked == [
         (3, (name,)) for name in ("health", "server_info", "models", "completion", "schema")
@@ -169,6 +170,28 @@ def test_only_the_word_of_the_launcher_spares_the_journal(host: Host, status: st
     host.journals["chat"] = [LOADED]
     assert watch.follow([plan()], {})["chat"]["state"] == "ready"
     assert len(host.readers) == 1
+
+
+def test_what_has_served_and_died_is_explained_by_its_journal(host: Host) -> None:
+    host.states["chat"] = [replace(FAILED, status_text="ready")]
+    host.journals["chat"] = [["Traceback (most recent call last):", "  File", "RuntimeError: the last words"]]
+    verdict = watch.follow([plan()], {})["chat"]
+    assert verdict["state"] == "failed"
+    assert "RuntimeError: the last words" in verdict["sentence"]
+
+
+def test_the_last_lines_of_what_has_ended_may_come_late(host: Host) -> None:
+    host.states["chat"] = [STARTING, FAILED]
+    host.journals["chat"] = [LOADED[:1], [], ["launch_server.py: error: unrecognized arguments: --x"]]
+    verdict = watch.follow([plan()], {})["chat"]
+    assert "--x" in verdict["sentence"]
+    assert len(host.looked_at) == 3
+
+
+def test_an_end_between_two_looks_is_not_taken_for_the_start_after_it(host: Host) -> None:
+    host.states["chat"] = [FAILED, replace(STARTING, invocation="2" * 32)]
+    host.journals["chat"] = [[], LOADED]
+    assert watch.follow([plan()], {})["chat"]["state"] == "restarting"
 
 
 def test_what_never_started_is_final(host: Host) -> None:
@@ -260,14 +283,14 @@ def test_instances_are_watched_together_until_the_last_is_decided(host: Host) ->
     host.states["chat"] = [STARTING]
     host.states["coder"] = [SERVING]
     host.states["broken"] = [FAILED]
-    host.journals["chat"] = [[], LOADED]
+    host.journals["chat"] = [[], [], LOADED]
     verdicts = watch.follow([plan("chat"), plan("coder"), plan("broken")], {})
     assert {name: verdict["state"] for name, verdict in verdicts.items()} == {
         "coder": "ready",
         "broken": "failed",
         "chat": "ready",
     }
-    assert host.looked_at == [["chat", "coder", "broken"], ["chat"]]
+    assert host.looked_at == [["chat", "coder", "broken"], ["chat", "broken"], ["chat"]]
 
 
 def test_each_instance_has_its_own_previous_invocation(host: Host) -> None:
