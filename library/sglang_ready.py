@@ -60,16 +60,15 @@ instances:
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_kit import report, watch
 
+ARGUMENTS = {
+    "plans": {"type": "list", "elements": "dict", "required": True},
+    "previous": {"type": "dict", "default": {}},
+}
+
 
 def main() -> None:
     """Follow, and fail with every cause."""
-    module = AnsibleModule(
-        argument_spec={
-            "plans": {"type": "list", "elements": "dict", "required": True},
-            "previous": {"type": "dict", "default": {}},
-        },
-        supports_check_mode=True,
-    )
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     verdicts = watch.follow(module.params["plans"], module.params["previous"])
     failures = report.failures(verdicts)
     if failures:

@@ -49,12 +49,12 @@ instances:
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_kit import systemd
 
+ARGUMENTS = {"units": {"type": "dict", "required": True}}
+
 
 def main() -> None:
     """Read and report."""
-    module = AnsibleModule(
-        argument_spec={"units": {"type": "dict", "required": True}}, supports_check_mode=True
-    )
+    module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     units = module.params["units"]
     states = systemd.unit_states(list(units.values()))
     module.exit_json(

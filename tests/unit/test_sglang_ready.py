@@ -12,6 +12,8 @@ from tests import modules
 from tests.serving import MODEL, NAME, Serving
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from tests.conftest import Tools
 
 INVOCATION = "0123456789abcdef0123456789abcdef"
@@ -43,6 +45,15 @@ FAILED = shown(
 USAGE_ERROR = "launch_server.py: error: unrecognized arguments: --no-such-flag"
 
 
+@pytest.fixture(scope="module")
+def ready() -> ModuleType:
+    return modules.load("sglang_ready")
+
+
+def test_the_documentation_says_what_the_module_takes(ready: ModuleType) -> None:
+    assert modules.documented(ready) == ready.ARGUMENTS
+
+
 def place(tools: Tools, *states: str, message: str = "") -> None:
     """Put a systemd and a journal in place."""
     text = "\n".join(states)
@@ -60,12 +71,12 @@ def place(tools: Tools, *states: str, message: str = "") -> None:
 
 @pytest.mark.parametrize("check", [False, True])
 def test_what_serves_as_planned_is_ready_and_nothing_changes(
-    tools: Tools, capsys: pytest.CaptureFixture[str], check: bool
+    ready: ModuleType, tools: Tools, capsys: pytest.CaptureFixture[str], check: bool
 ) -> None:
     place(tools, SERVES)
     with Serving() as serving:
         plans = [plan("chat", serving.port)]
-        result = modules.run("sglang_ready", {"plans": plans}, capsys, check=check)
+        result = modules.run(ready, capsys, {"plans": plans}, check=check)
     assert result["changed"] is False
     assert "failed" not in result
     assert result["instances"]["chat"]["state"] == "ready"
@@ -73,11 +84,13 @@ def test_what_serves_as_planned_is_ready_and_nothing_changes(
     assert tools.calls("journalctl") == []
 
 
-def test_a_failure_is_told_beside_what_is_ready(tools: Tools, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_is_told_beside_what_is_ready(
+    ready: ModuleType, tools: Tools, capsys: pytest.CaptureFixture[str]
+) -> None:
     place(tools, SERVES, FAILED, message=USAGE_ERROR)
     with Serving() as serving:
         plans = [plan("chat", serving.port), plan("coder", 1)]
-        result = modules.run("sglang_ready", {"plans": plans}, capsys)
+        result = modules.run(ready, capsys, {"plans": plans})
     assert result["failed"] is True
     head, *rest = result["msg"].splitlines()
     assert head.startswith("coder: failed in stage arguments: ")
@@ -89,20 +102,22 @@ def test_a_failure_is_told_beside_what_is_ready(tools: Tools, capsys: pytest.Cap
     }
 
 
-def test_the_previous_invocation_is_handed_on(tools: Tools, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_previous_invocation_is_handed_on(
+    ready: ModuleType, tools: Tools, capsys: pytest.CaptureFixture[str]
+) -> None:
     place(tools, SERVES)
     over = {**plan("chat", 1), "stop_seconds": -watch.STOP_MARGIN_SECONDS}
     arguments = {"plans": [over], "previous": {"chat": INVOCATION}}
-    result = modules.run("sglang_ready", arguments, capsys)
+    result = modules.run(ready, capsys, arguments)
     assert result["failed"] is True
     assert "the start has not begun" in result["msg"]
 
 
-def test_no_plans_are_ready(capsys: pytest.CaptureFixture[str]) -> None:
-    assert modules.run("sglang_ready", {"plans": []}, capsys)["instances"] == {}
+def test_no_plans_are_ready(ready: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    assert modules.run(ready, capsys, {"plans": []})["instances"] == {}
 
 
-def test_plans_are_required(capsys: pytest.CaptureFixture[str]) -> None:
-    result = modules.run("sglang_ready", {}, capsys)
+def test_plans_are_required(ready: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    result = modules.run(ready, capsys, {})
     assert result["failed"] is True
     assert result["msg"] == "missing required arguments: plans"

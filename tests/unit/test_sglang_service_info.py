@@ -11,14 +11,25 @@ from sglang_kit.fingerprint import VARIABLE
 from tests import modules
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from tests.conftest import Tools
 
 INVOCATION = "0123456789abcdef0123456789abcdef"
 
 
+@pytest.fixture(scope="module")
+def info() -> ModuleType:
+    return modules.load("sglang_service_info")
+
+
+def test_the_documentation_says_what_the_module_takes(info: ModuleType) -> None:
+    assert modules.documented(info) == info.ARGUMENTS
+
+
 @pytest.mark.parametrize("check", [False, True])
 def test_units_are_read_in_one_call_and_the_fingerprint_from_the_process(
-    tools: Tools, capsys: pytest.CaptureFixture[str], check: bool
+    info: ModuleType, tools: Tools, capsys: pytest.CaptureFixture[str], check: bool
 ) -> None:
     command = [sys.executable, "-c", "print(flush=True); input()"]
     with subprocess.Popen(
@@ -36,7 +47,7 @@ def test_units_are_read_in_one_call_and_the_fingerprint_from_the_process(
             " ActiveState=inactive SubState=dead MainPID=0 InvocationID= StatusText= LoadState=not-found",
         )
         units = {"chat": "sglang-chat.service", "gone": "sglang-gone.service"}
-        result = modules.run("sglang_service_info", {"units": units}, capsys, check=check)
+        result = modules.run(info, capsys, {"units": units}, check=check)
         process.communicate(b"\n")
     assert result["instances"] == {
         "chat": {
@@ -65,13 +76,13 @@ def test_units_are_read_in_one_call_and_the_fingerprint_from_the_process(
     assert call.endswith(" sglang-chat.service sglang-gone.service")
 
 
-def test_no_units_are_no_question(tools: Tools, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_units_are_no_question(info: ModuleType, tools: Tools, capsys: pytest.CaptureFixture[str]) -> None:
     tools.place("systemctl", "exit 1")
-    assert modules.run("sglang_service_info", {"units": {}}, capsys)["instances"] == {}
+    assert modules.run(info, capsys, {"units": {}})["instances"] == {}
     assert tools.calls("systemctl") == []
 
 
-def test_units_are_required(capsys: pytest.CaptureFixture[str]) -> None:
-    result = modules.run("sglang_service_info", {}, capsys)
+def test_units_are_required(info: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    result = modules.run(info, capsys, {})
     assert result["failed"] is True
     assert result["msg"] == "missing required arguments: units"
