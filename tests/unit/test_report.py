@@ -85,6 +85,10 @@ def test_a_proof_stands_beside_instances_that_were_not_to_be_proven() -> None:
     ]
 
 
+def test_instances_that_were_all_left_out_are_shown_as_wanted() -> None:
+    assert report.lines([CODER], {})[2] == "coder-on-cpu  stopped"
+
+
 def test_a_proof_of_which_only_the_state_is_known() -> None:
     bare = {"state": "failed", "allocated": {}, "stages": [], "checks": []}
     assert (
