@@ -69,6 +69,12 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
 @pytest.fixture(autouse=True)
 def process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Give this process back as it was: signal handlers, wake-up pipe, adopted children."""
@@ -240,24 +246,26 @@ def serving(bench: Bench) -> Iterator[Serving]:
 
 
 @pytest.fixture(scope="module")
-def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    destination = tmp_path_factory.mktemp("release") / "0.5.23"
-    build(destination, "0.5.23")
-    return destination
+def releases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Versions that end a clean stop by killing themselves, and that exit."""
+    directory = tmp_path_factory.mktemp("releases")
+    for version in ("0.5.15.post1", "0.5.23"):
+        build(directory / version, version)
+    return directory
 
 
 class MakeReplay(Protocol):
-    def __call__(self, case: str, *flags: str, speed: str = ...) -> list[str]: ...
+    def __call__(self, version: str, case: str, *flags: str, speed: str = ...) -> list[str]: ...
 
 
 @pytest.fixture
-def replay(release: Path, monkeypatch: pytest.MonkeyPatch) -> MakeReplay:
+def replay(releases: Path, monkeypatch: pytest.MonkeyPatch) -> MakeReplay:
     """Give the command line of an engine that plays a recording."""
 
-    def make(case: str, *flags: str, speed: str = "1e6") -> list[str]:
+    def make(version: str, case: str, *flags: str, speed: str = "1e6") -> list[str]:
         monkeypatch.setenv("SGLANG_REPLAY_SPEED", speed)
         monkeypatch.setenv("SGLANG_REPLAY_RECORDING", case)
-        return [f"{release}/bin/python", "-m", "sglang.launch_server", *flags]
+        return [f"{releases}/{version}/bin/python", "-m", "sglang.launch_server", *flags]
 
     return make
 
@@ -337,13 +345,13 @@ def test_no_proof_is_kept_where_there_is_no_place_for_it(
     assert list(bench.runtime.iterdir()) == []
 
 
-def test_a_recorded_start_becomes_ready_and_stops(bench: Bench, replay: MakeReplay) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        bench.port = taken.getsockname()[1]
+@pytest.mark.parametrize("version", ["0.5.15.post1", "0.5.23"])
+def test_a_recorded_start_becomes_ready_and_stops(bench: Bench, replay: MakeReplay, version: str) -> None:
+    bench.port = free_port()
     flags = [f"--model-path={MODEL}", f"--served-model-name={NAME}", f"--port={bench.port}"]
-    argv = replay("ready-then-stopped", *flags, speed="1000")
+    argv = replay(version, "ready-then-stopped", *flags, speed="1000")
     bench.manager.on("READY=1", interrupt_self)
-    assert bench.launch(argv, argv=argv, context_length=1024, concurrency=8) == 0
+    assert bench.launch(argv, argv=argv, engine_version=version, context_length=1024, concurrency=8) == 0
     assert "Gracefully exiting" in "\n".join(bench.journal)
 
 
@@ -483,7 +491,7 @@ USAGE_ERROR = "launch_server.py: error: unrecognized arguments: --x"
 def test_a_recorded_failure_ends_with_its_cause_in_the_last_line(
     bench: Bench, replay: MakeReplay, case: str, status: int, cause: str
 ) -> None:
-    assert bench.launch(replay(case)) == status
+    assert bench.launch(replay("0.5.23", case, f"--port={free_port()}")) == status
     last = bench.journal[-1]
     assert last.startswith("sglang-metal: the engine ended ")
     assert cause in last
