@@ -116,7 +116,8 @@ class _Statement:
 
 _FOLLOWS = re.compile(
     r"^(?:EOFError|BrokenPipeError|ConnectionResetError|ConnectionRefusedError|KeyboardInterrupt|SystemExit)\b"
-    r"|scheduler died during initialization"
+    r"|scheduler died during initialization|other ranks that didn't finish loading|ncclRemoteError"
+    r"|Connection (?:closed|reset) by peer|DistStoreError|TCPStore|Watchdog caught collective operation"
 )
 _SAID = frozenset(
     (
@@ -176,6 +177,15 @@ def _unit_text(unit: UnitState) -> str:
     return f"load={unit.load_state} result={unit.result} end={unit.end} status={unit.end_status}"
 
 
+def _applies(cause: Cause, statement: _Statement) -> bool:
+    """Whether a row may be looked for here: roots are not in what only follows."""
+    if statement.kind not in cause.kinds or (statement.follows and cause in ROOTS):
+        return False
+    if cause.frame and not any(cause.frame in line.text for line in statement.evidence):
+        return False
+    return not cause.stages or statement.stage in cause.stages
+
+
 def _match(
     cause: Cause, seen: Observation, statements: tuple[_Statement, ...]
 ) -> tuple[dict[str, str], _Statement] | None:
@@ -185,10 +195,10 @@ def _match(
             return None
         return {"detail": failed.detail}, _Statement("check", failed.detail, seen.stage)
     for statement in statements:
-        if statement.kind not in cause.kinds or (cause.stages and statement.stage not in cause.stages):
+        if not _applies(cause, statement):
             continue
         match = cause.pattern.search(statement.text) if cause.pattern else None
-        if match and (not cause.frame or any(cause.frame in line.text for line in statement.evidence)):
+        if match:
             words = match.groupdict(default="unknown")
             return {**words, "message": statement.text}, statement
     return None
@@ -418,6 +428,13 @@ ROOTS: tuple[Cause, ...] = (
         "the compiler or the Python headers are missing: {message}",
         "install gcc and the Python development headers",
         reference="#1117",
+    ),
+    _row(
+        "kernel-build-failed",
+        r"(?:Ninja build failed|Error building extension)(?:.*?\berror: (?P<what>[^\n]*))?",
+        "a kernel could not be compiled: {what}",
+        "read the compiler's first error; the CUDA toolkit, the compiler and the release must fit each other",
+        reference="flashinfer-ai/flashinfer#4410",
     ),
     # devices
     _row(
@@ -655,14 +672,6 @@ ROOTS: tuple[Cause, ...] = (
         reference="#17402",
     ),
     _row(
-        "ranks-did-not-meet",
-        r"other ranks that didn't finish loading|DistStoreError|seconds waiting for clients"
-        r"|TCPStore.*(?:timed out|timeout)|Watchdog caught collective operation timeout",
-        "the ranks of this instance did not all come as far: {message}",
-        "look for the first failing rank; restart the whole group",
-        reference="#3099",
-    ),
-    _row(
         "nccl-error",
         r"DistBackendError: (?P<what>[^\n]*)|NCCL error[^\n]*",
         "the GPUs of this instance cannot talk to each other: {message}",
@@ -825,6 +834,14 @@ CONSEQUENCES: tuple[Cause, ...] = (
         "the process {who} ended with code {code}",
         "look for its last lines in the log",
         kinds=("child_ended",),
+    ),
+    _row(
+        "ranks-did-not-meet",
+        r"other ranks that didn't finish loading|DistStoreError|TCPStore|ncclRemoteError"
+        r"|Connection (?:closed|reset) by peer|Watchdog caught collective operation timeout",
+        "the ranks of this instance did not all come as far: {message}",
+        "look for the first failing rank; restart the whole group",
+        reference="#3099",
     ),
     _row(
         "warm-up-failed",

@@ -410,7 +410,7 @@ _EXCEPTION = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*)(?:: ?(?P<mes
 # What cannot continue an exception's message: other output of processes that share the log.
 _FOREIGN = re.compile(
     r"Traceback \(most recent|Fatal Python error|INFO:  |WARNING:  |ERROR:  |\S+:\d+: \w*Warning: |.*\d+%\|"
-    r"|Exception ignored in|Process \S+:$|sglang-metal: "
+    r"|Exception ignored in|Process \S+:$|\S+:\d+:\d+ \[\d+\] NCCL |\[[WE]\d{3}|sglang-metal: "
 )
 _CONTEXT = re.compile(r"(?P<context>Exception ignored in|Exception in thread|Exception in ASGI application)")
 _IGNORED = ("Exception ignored in", "Exception in ASGI application")
@@ -721,14 +721,19 @@ _SYSLOG = re.compile(
     r" (?P<name>[^\s\[:]+)(?:\[(?P<pid>\d+)\])?: (?P<text>.*)",
     re.DOTALL,
 )
+_RELAYED = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z |[\w.-]+ +\| ")
+"""Prefix of lines that came through a container's log: a time, or a service's name."""
 _SOURCES = {"systemd": SYSTEMD, "kernel": KERNEL, "systemd-journald": JOURNALD}
 
 
 def parse_text(number: int, text: str) -> Line:
-    """Read one line of a pasted log, with or without the prefix of ``journalctl``.
+    """Read one line of a pasted log, with or without the prefix of ``journalctl`` or of a container.
 
     The time is the engine's own stamp, in seconds since 1970 as if it were UTC; None without one.
     """
+    relayed = _RELAYED.match(text)
+    if relayed:
+        text = text[relayed.end() :]
     syslog = _SYSLOG.match(text)
     pid, source = None, ENGINE
     if syslog:

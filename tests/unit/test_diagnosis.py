@@ -160,6 +160,12 @@ RAISED = [
         "graphs",
         "RuntimeError: Ninja build failed. Ninja output:\n/bin/sh: 1: :/usr/local/cuda/bin/nvcc: not found",
     ),
+    (
+        "kernel-build-failed",
+        "graphs",
+        "graphs",
+        "RuntimeError: Ninja build failed. Ninja output:\nx.cu:1: fatal error: curand_kernel.h: No such file",
+    ),
     ("ninja-missing", "graphs", "graphs", "FileNotFoundError: [Errno 2] No such file or directory: 'ninja'"),
     (
         "compiler-missing",
@@ -466,6 +472,20 @@ def test_a_missing_library_of_the_interpreter_itself() -> None:
     assert judge(
         line, unit=UnitState(active_state="failed", result="exit-code", end="exited", end_status=127)
     ).cause
+
+
+def test_a_rank_that_lost_the_others_is_not_the_cause() -> None:
+    lost = "Exception: Capture cuda graph failed: [gloo/transport/tcp/pair.cc:534] Connection closed by peer"
+    assert raise_(lost, stage="graphs").cause == "ranks-did-not-meet"
+    found = Follower(Expectation())
+    for pid, error in ((1, lost), (2, "RuntimeError: the root")):
+        lines = [
+            "[2026-11-29 13:28:18] Scheduler hit an exception: Traceback (most recent call last):",
+            '  File "/x/sglang/a.py", line 1, in run',
+            error,
+        ]
+        found.feed([Line(10 * pid + n, text, pid=pid) for n, text in enumerate(lines)], 1.0)
+    assert found.observe(9.0).sentence.endswith("RuntimeError: the root")
 
 
 # --- not knowing

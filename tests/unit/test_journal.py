@@ -238,6 +238,8 @@ def test_torch_names_its_rank_in_front_of_a_traceback() -> None:
             Line(1, "Starting x", pid=1, source=SYSTEMD),
         ),
         ("Nov  9 13:28:13.123456 host kernel: NVRM", Line(1, "NVRM", source=KERNEL)),
+        ("2025-10-09T04:12:14.2996491Z x", Line(1, "x")),
+        ("sglang-1  | x", Line(1, "x")),
     ],
 )
 def test_a_pasted_line_loses_the_journal_prefix(text: str, expected: Line) -> None:
@@ -323,7 +325,7 @@ def test_tracebacks_of_interleaved_processes_are_kept_apart() -> None:
 def test_other_output_does_not_enter_a_message() -> None:
     text = (
         "Traceback (most recent call last):\n  File 'a'\nA note of another process\nValueError\n"
-        "INFO:     Shutting down"
+        "host:235:235 [1] NCCL INFO Channel 13/0\nINFO:     Shutting down"
     )
     (event,) = read(lines(text))
     assert str(event.raised[0]) == "ValueError"
