@@ -265,7 +265,7 @@ def _reap(engine: int) -> int | None:
         except ChildProcessError:
             return status
         if pid == engine:
-            status = -os.WTERMSIG(raw) if os.WIFSIGNALED(raw) else os.WEXITSTATUS(raw)
+            status = os.waitstatus_to_exitcode(raw)
         elif pid == 0:
             return status
 
