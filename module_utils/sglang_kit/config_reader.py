@@ -43,6 +43,7 @@ class Reader:
     """Typed access to one object of the configuration; faults are collected and reading goes on."""
 
     def __init__(self, values: Mapping[str, Any], problems: Collector, where: str, path: str = "") -> None:
+        """Read ``values``; faults are noted for ``where`` with ``path`` before the key."""
         self._values = values
         self._problems = problems
         self._where = where
@@ -56,9 +57,11 @@ class Reader:
         )
 
     def fault(self, name: str, message: str, remedy: str = "") -> None:
+        """Note a fault of one key."""
         self._problems.add(self._where, self._path + name, message, remedy)
 
     def has(self, *names: str) -> bool:
+        """Whether one of the keys has a value."""
         return self._find(names)[1] is not None
 
     def integer(self, *names: str, default: int | None = None, least: int = 1, most: int = MAX_WIDTH) -> int:
@@ -77,6 +80,7 @@ class Reader:
         return least
 
     def number(self, name: str, *, default: float, least: float, most: float) -> float:
+        """Read a number in ``[least, most]``."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -89,6 +93,7 @@ class Reader:
         return default
 
     def flag(self, name: str, *, default: bool = False) -> bool:
+        """Read true or false."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -98,6 +103,7 @@ class Reader:
         return value
 
     def text(self, name: str, *, default: str = "") -> str:
+        """Read a text."""
         value = self._values.get(name)
         if value is None:
             return default
@@ -107,9 +113,11 @@ class Reader:
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
+        """Read a list of texts, empty where absent."""
         return self._list(name, str, "a list of texts")
 
     def integers(self, name: str) -> tuple[int, ...]:
+        """Read a list of whole numbers, empty where absent."""
         return self._list(name, int, "a list of whole numbers")
 
     def _list(self, name: str, kind: type, what: str) -> tuple[Any, ...]:

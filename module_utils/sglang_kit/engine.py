@@ -62,6 +62,9 @@ class EngineFacts:
     eagle_draft_kv_charged: bool  # a draft model's KV cache is part of the cell
     dflash_draft_kv: str  # "scaled" from the target's cell, or the draft's "own" geometry
     split_sliding: tuple[str, ...]  # architectures with a smaller pool for the layers with a window
+    sliding_pool_by_requests: (
+        bool  # without prefix cache the smaller pool follows the requests, not the ratio
+    )
     sliding_draft_charged: bool  # a draft's KV cache is charged with such pools, too
     latent_scales_charged: bool  # the scales of an fp8 latent with indexer (DSA) are part of the cell
     conv_window_dedup: bool  # intermediate conv windows overlap instead of repeating
@@ -213,6 +216,7 @@ _FLAGS: dict[str, tuple[tuple[str, str], ...]] = {
         ("0.5.12.post1", "--speculative-draft-window-size"),
     ),
     "draft_kv_dtype": (("0.5.18", "--speculative-draft-kv-cache-dtype"),),
+    "hierarchical_size": (("0.5.11", "--hicache-size"),),
     "enable_metrics": (("0.5.11", "--enable-metrics"),),
     "api_key": (("0.5.11", "--api-key"),),
     "admin_api_key": (("0.5.11", "--admin-api-key"),),
@@ -288,6 +292,8 @@ _HISTORY: dict[str, tuple[tuple[str, Any], ...]] = {
     "dflash_draft_kv": (("0.5.11", "scaled"), ("0.5.18", "own")),
     # configs/model_config.py:is_hybrid_swa_model (of the architectures that model.py reads)
     "split_sliding": (("0.5.11", ("Llama4ForConditionalGeneration", "GptOssForCausalLM")),),
+    # model_executor/pool_configurator.py:SWAChunkCapPoolConfigurator, SWARequestCapPoolConfigurator
+    "sliding_pool_by_requests": (("0.5.11", False), ("0.5.15.post1", True)),
     "sliding_draft_charged": (("0.5.11", False), ("0.5.15.post1", True)),
     "latent_scales_charged": (("0.5.11", False), ("0.5.18", True)),
     # mem_cache/memory_pool.py:conv_window_dedup_enabled

@@ -7,20 +7,22 @@ and the nearest settings that do work, or the statement that there are none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .instance import MemoryPins, Strategy
-from .memory import Demand, Prediction, demand, forward, free_memory
+from .memory import Prediction, Start, forward, free_memory
+from .pricing import Demand, demand
 from .problem import Problem, ProblemsError
 from .quantity import GIB, from_gib, gib, human
 from .resolution import Card, EngineError, Resolved, resolve
-from .settings import Settings
+from .rules import Wish, check_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from .engine import EngineFacts
+    from .settings import Settings
     from .shapes import Model
 
 LADDER = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -32,22 +34,6 @@ _LEAST_CONTEXT = 1024
 _DEFAULT_STEPS = 3
 _CPU_REQUESTS = 8
 _REMEDIES = 3
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What a user wants of one instance. ``None`` leaves a value to the planner.
-
-    ``base`` holds what the instance's own ``args`` and ``env`` say; its keys' values win over it.
-    """
-
-    strategy: Strategy = field(default_factory=Strategy)
-    memory: MemoryPins = field(default_factory=MemoryPins)
-    context_length: int | None = None
-    concurrency: int | None = None
-    prefix_cache: bool = True
-    tensor_parallel: int = 1
-    base: Settings = field(default_factory=Settings)
 
 
 @dataclass(frozen=True)
@@ -163,166 +149,6 @@ def plan(
     return _explain(case, best)
 
 
-def check_rules(*, model: Model, draft: Model | None, facts: EngineFacts, wish: Wish) -> list[Problem]:
-    """Judge what the engine would refuse, ignore or do badly, before any number is computed."""
-    problems = [*_strategy_problems(model, draft, facts, wish), *_pin_problems(model, facts, wish)]
-    if model.state is not None and not problems:
-        problems += _state_problems(model, facts, wish)
-    return problems
-
-
-def _strategy_problems(
-    model: Model, draft: Model | None, facts: EngineFacts, wish: Wish
-) -> Iterator[Problem]:
-    """Rules of speculation: an algorithm of the engine, with the draft that it needs."""
-    method = wish.strategy.method
-    try:
-        facts.algorithm(method)
-    except ProblemsError as error:
-        yield from error.problems
-        return
-    if method == "mtp" and model.mtp is None:
-        yield Problem(
-            "",
-            "strategy.method",
-            f"{model.architecture} has no prediction layers of its own (MTP)",
-            "use none or ngram, or eagle, eagle3 or dflash with a draft_model",
-        )
-    if method in ("eagle", "eagle3", "dflash", "ddtree"):
-        if draft is None:
-            yield Problem(
-                "", "strategy.draft_model", f"is missing: {method} needs a draft model", "name its path"
-            )
-        elif draft.method and draft.method != method and method != "ddtree":
-            yield Problem(
-                "",
-                "strategy.method",
-                f"the draft model is made for {draft.method} ({draft.architecture}), with {method} no draft "
-                "would ever be accepted",
-                f"use the method {draft.method}",
-            )
-    if method == "dflash" and (wish.strategy.topk or 1) > 1:
-        yield Problem(
-            "", "strategy.topk", "dflash drafts one block: the engine would make it 1", "leave it out"
-        )
-
-
-def _pin_problems(model: Model, facts: EngineFacts, wish: Wish) -> Iterator[Problem]:
-    """Rules of single values, which the engine does not check or checks with a useless message."""
-    pins, base = wish.memory, wish.base
-    if pins.fraction is not None and not 0 < pins.fraction < 1:
-        yield Problem(
-            "",
-            "memory.fraction",
-            f"{pins.fraction:g} is not between 0 and 1 (SGLang {facts.version} would take it)",
-            "leave it out: it is planned",
-        )
-    if wish.context_length and wish.context_length > model.context_length and not base.longer_context:
-        yield Problem(
-            "",
-            "context_length",
-            f"{wish.context_length} is longer than the model's {model.context_length}",
-            f"use {model.context_length}, or set SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
-        )
-    chunk, page = base.prefill_chunk, base.page_size or 1
-    if chunk and chunk > 0 and chunk % page:
-        yield Problem(
-            "",
-            "args.chunked-prefill-size",
-            f"{chunk} is no multiple of the page size {page}",
-            f"use {max(page, chunk // page * page)}",
-        )
-    if model.state is None:
-        for name in ("state_slots", "state_ratio", "state_dtype"):
-            if getattr(pins, name) is not None:
-                yield Problem(
-                    "", f"memory.{name}", f"{model.architecture} has no state cache", "leave it out"
-                )
-        if base.state_strategy.startswith("extra_buffer"):
-            yield Problem(
-                "",
-                "args",
-                f"{base.state_strategy} needs a hybrid model, {model.architecture} has no state cache",
-                "leave the strategy out",
-            )
-
-
-def _state_problems(model: Model, facts: EngineFacts, wish: Wish) -> Iterator[Problem]:
-    """Rules of hybrid models: strategy, prefix cache, speculation, pages and mixed chunks."""
-    base = wish.base
-    speculates = wish.strategy.method != "none"
-    buffered = base.state_strategy.startswith("extra_buffer")
-    supported = model.architecture in facts.extra_buffer_architectures
-    flag = f"args.{facts.flag('mamba_strategy')[2:]}"
-    if buffered and not wish.prefix_cache:
-        yield Problem(
-            "",
-            flag,
-            f"{base.state_strategy} exists for the prefix cache, which is off: it would only waste slots",
-            "leave the strategy out, or set prefix_cache: true",
-        )
-    if buffered and not supported:
-        yield Problem(
-            "",
-            flag,
-            f"SGLang {facts.version} has no {base.state_strategy} for {model.architecture}",
-            "leave it out",
-        )
-    needs = facts.speculation_needs_extra_buffer
-    if speculates and wish.prefix_cache and not buffered:
-        if needs and not supported:
-            yield Problem(
-                "",
-                "prefix_cache",
-                f"speculation on a hybrid model needs extra_buffer for the prefix cache, which SGLang "
-                f"{facts.version} has not for {model.architecture}",
-                "set prefix_cache: false, or strategy.method: none",
-            )
-        elif needs and base.state_strategy == "no_buffer":
-            yield Problem(
-                "",
-                flag,
-                f"SGLang {facts.version} refuses speculation with the prefix cache and no_buffer",
-                "leave the strategy out: extra_buffer is planned, or set prefix_cache: false",
-            )
-    if base.state_strategy == "no_buffer" and wish.prefix_cache:
-        if (base.page_size or 1) != 1:
-            yield Problem(
-                "", "args.page-size", f"no_buffer needs page size 1, not {base.page_size}", "leave it out"
-            )
-        if base.overlap and not facts.no_buffer_turns_overlap_off:
-            yield Problem(
-                "",
-                flag,
-                f"no_buffer does not go with the overlapped scheduler in SGLang {facts.version}",
-                "leave the strategy out, or add disable-overlap-schedule: true to args",
-            )
-    if base.mixed_chunk and (buffered or (base.state_strategy == "auto" and supported and wish.prefix_cache)):
-        yield Problem(
-            "",
-            "args.enable-mixed-chunk",
-            "mixed chunks with extra_buffer lose accuracy under load",
-            "leave it out",
-        )
-    page, interval = base.page_size or 1, base.track_interval
-    if interval % page:
-        near = max(page, interval // page * page)
-        yield Problem(
-            "",
-            "args.mamba-track-interval",
-            f"{interval} is no multiple of the page size {page}",
-            f"use {near}",
-        )
-    tokens = wish.strategy.draft_tokens or 0
-    if tokens > interval:
-        yield Problem(
-            "",
-            "strategy.draft_tokens",
-            f"{tokens} are more than the state's track interval of {interval}",
-            f"use at most {interval}",
-        )
-
-
 @dataclass(frozen=True)
 class _Case:
     """A wish with everything computed that does not depend on the number of requests."""
@@ -332,10 +158,23 @@ class _Case:
     facts: EngineFacts
     card: Card
     wish: Wish
-    settings: Settings
-    resolved: Resolved
-    price: Demand
+    start: Start
     headroom: int
+
+    @property
+    def settings(self) -> Settings:
+        """Arguments as wished; what follows from the number of requests is open."""
+        return self.start.settings
+
+    @property
+    def resolved(self) -> Resolved:
+        """The same, as the engine resolves them."""
+        return self.start.resolved
+
+    @property
+    def price(self) -> Demand:
+        """What tokens, slots and weights cost."""
+        return self.start.price
 
 
 @dataclass(frozen=True)
@@ -375,7 +214,7 @@ def _case(model: Model, draft: Model | None, facts: EngineFacts, card: Card, wis
         ) from None
     price = demand(settings=settings, model=model, facts=facts, draft=draft, card=card)
     headroom = default_headroom(card) if pins.headroom_gib is None else from_gib(pins.headroom_gib)
-    return _Case(model, draft, facts, card, wish, settings, resolved, price, headroom)
+    return _Case(model, draft, facts, card, wish, Start(settings, resolved, price, model, facts), headroom)
 
 
 def _speculation(strategy: Strategy, draft: Model | None) -> dict[str, int]:
@@ -418,7 +257,7 @@ def _best(case: _Case) -> _Try:
 
 
 def _attempt(case: _Case, requests: int | None) -> _Try:
-    """Put a number of requests through the forward function, with the best fraction that leaves the headroom."""
+    """Put a number of requests through the forward function, with the best fraction for the headroom."""
     settings = _settings(case, requests)
     resolved = replace(
         case.resolved,
@@ -427,20 +266,16 @@ def _attempt(case: _Case, requests: int | None) -> _Try:
     )
 
     def forward_at(fraction: float) -> Prediction:
-        return forward(
-            settings=settings,
-            resolved=replace(resolved, memory_fraction=fraction),
-            price=case.price,
-            model=case.model,
-            facts=case.facts,
-            card=case.card,
+        start = Start(
+            settings, replace(resolved, memory_fraction=fraction), case.price, case.model, case.facts
         )
+        return forward(start, case.card)
 
     pinned = case.wish.memory.fraction
     if pinned is not None or case.card.free is None:
         found = forward_at(case.resolved.memory_fraction if pinned is None else pinned)
     else:
-        found = _fraction(case, settings, forward_at)
+        found = _fraction(case, forward_at)
     fraction = found.resolved.memory_fraction if found.resolved else None
     settings = replace(settings, memory_fraction=None if case.settings.device == "cpu" else fraction)
     return _Try(requests, settings, found, tuple(_faults(case, requests, found)))
@@ -468,7 +303,7 @@ def _settings(case: _Case, requests: int | None) -> Settings:
     )
 
 
-def _fraction(case: _Case, settings: Settings, forward_at: Callable[[float], Prediction]) -> Prediction:
+def _fraction(case: _Case, forward_at: Callable[[float], Prediction]) -> Prediction:
     """Find the largest fraction, in thousandths, that leaves the headroom at every moment.
 
     What is free falls linearly with the fraction, so one step from the highest fraction lands on the
@@ -477,8 +312,8 @@ def _fraction(case: _Case, settings: Settings, forward_at: Callable[[float], Pre
     found = forward_at(_HIGHEST)
     if not found.moments:
         return found
-    before, _ = free_memory(settings=settings, price=case.price, facts=case.facts, card=case.card)
-    price = case.price
+    before, _ = free_memory(case.start, case.card)
+    price, settings = case.price, case.settings
     charged = price.cell + settings.swa_ratio * price.sliding_cell
     taken = (
         price.key
@@ -506,24 +341,16 @@ def _faults(case: _Case, requests: int | None, found: Prediction) -> Iterator[tu
         yield _error_fault(case, requests, found)
         return
     if found.error or (found.moments and found.tightest.free < 0):
-        yield (
-            "memory",
-            f"{human(-found.tightest.free)} are missing at the moment '{found.tightest.name}'",
-        )
+        missing = f"{human(-found.tightest.free)} are missing at the moment '{found.tightest.name}'"
+        yield "memory", missing
     elif found.moments and found.tightest.free < case.headroom and case.wish.memory.fraction is None:
-        yield (
-            "memory.headroom_gib",
-            f"only {human(found.tightest.free)} of {human(case.headroom)} headroom are left at the moment "
-            f"'{found.tightest.name}', whatever the fraction",
-        )
+        left = f"only {human(found.tightest.free)} of {human(case.headroom)} headroom are left"
+        yield "memory.headroom_gib", f"{left} at the moment '{found.tightest.name}', whatever the fraction"
     if requests is not None and found.running_requests < requests:
         yield _requests_fault(case, requests, found)
     if found.kv_tokens < resolved.context_length:
-        yield (
-            "context_length",
-            f"the KV pool of {found.kv_tokens:,} tokens is smaller than one context of "
-            f"{resolved.context_length:,}{_held(case, requests)}",
-        )
+        pool = f"the KV pool of {found.kv_tokens:,} tokens is smaller than one context"
+        yield "context_length", f"{pool} of {resolved.context_length:,}{_held(case, requests)}"
 
 
 def _error_fault(case: _Case, requests: int | None, found: Prediction) -> tuple[str, str]:
@@ -535,31 +362,20 @@ def _error_fault(case: _Case, requests: int | None, found: Prediction) -> tuple[
     per_request = case.resolved.slots_per_request
     slots = case.settings.state_slots
     if case.model.state is not None and slots is not None and slots < per_request:
-        return (
-            "memory.state_slots",
-            f"{slots} state slots are fewer than the {per_request} that one request needs",
-        )
+        few = f"{slots} state slots are fewer than the {per_request} that one request needs"
+        return "memory.state_slots", few
     if "SWA pool" in found.error:
         return "memory", found.error.partition(": ")[2]
-    return (
-        "memory",
-        f"nothing is left for the KV cache: {human(free)} are free, weights take {human(needed)}"
-        f"{_held(case, requests)}",
-    )
+    left = f"nothing is left for the KV cache: {human(free)} are free, weights take {human(needed)}"
+    return "memory", f"{left}{_held(case, requests)}"
 
 
 def _requests_fault(case: _Case, requests: int, found: Prediction) -> tuple[str, str]:
-    per_request = case.resolved.slots_per_request
-    if case.model.state is not None and found.state_slots // per_request <= found.running_requests:
-        return (
-            "concurrency",
-            f"{found.state_slots} state slots serve {found.running_requests} requests at {per_request} slots each, "
-            f"{requests} are wanted",
-        )
-    return (
-        "concurrency",
-        f"only {found.running_requests} of {requests} requests run: the KV pool has {found.kv_tokens:,} tokens",
-    )
+    per_request, served = case.resolved.slots_per_request, found.running_requests
+    if case.model.state is not None and found.state_slots // per_request <= served:
+        slots = f"{found.state_slots} state slots serve {served} requests at {per_request} slots each"
+        return "concurrency", f"{slots}, {requests} are wanted"
+    return "concurrency", f"{served} of {requests} requests run: the KV pool has {found.kv_tokens:,} tokens"
 
 
 def _held(case: _Case, requests: int | None) -> str:
@@ -611,10 +427,9 @@ def _changes(case: _Case) -> Iterator[tuple[str, Wish]]:
         if fewer:
             yield f"ask for at most {fewer} requests", replace(wish, concurrency=fewer)
     yield from _shorter(case, wish, "")
-    if wish.strategy.method != "none" and wish.strategy.steps != 1 and case.resolved.draft_tokens > 2:
-        if wish.strategy.method in ("mtp", "eagle", "eagle3"):
-            fewer_steps = replace(wish.strategy, steps=1, draft_tokens=None)
-            yield "draft one token per step (strategy.steps: 1)", replace(wish, strategy=fewer_steps)
+    if wish.strategy.method in ("mtp", "eagle", "eagle3") and wish.strategy.steps != 1:
+        fewer_steps = replace(wish.strategy, steps=1, draft_tokens=None)
+        yield "draft one token per step (strategy.steps: 1)", replace(wish, strategy=fewer_steps)
     if case.model.state is not None and wish.prefix_cache:
         yield "set prefix_cache: false", replace(wish, prefix_cache=False)
     if case.model.state is not None and pins.state_dtype is None and case.model.state.dtype == "float32":
@@ -628,7 +443,7 @@ def _changes(case: _Case) -> Iterator[tuple[str, Wish]]:
 
 
 def _shorter(case: _Case, wish: Wish, suffix: str) -> Iterator[tuple[str, Wish]]:
-    """The longest power of two below the wanted context that works."""
+    """Find the longest power of two below the wanted context that works."""
     context = 1 << (case.resolved.context_length - 1).bit_length() - 1
     while context >= _LEAST_CONTEXT:
         shorter = replace(wish, context_length=context)
@@ -685,7 +500,8 @@ def _alternatives(case: _Case, best: _Try) -> tuple[Alternative, ...]:
         return ()
     below = [number for number in LADDER if number < best.requests][-2:]
     above = [number for number in LADDER if number > best.requests][:1]
-    free = replace(case, settings=replace(case.settings, state_slots=None))
+    settings = replace(case.settings, state_slots=None)
+    free = replace(case, start=replace(case.start, settings=settings))
     found = []
     for number in (*below, *above):
         tried = _attempt(free, number)
@@ -733,58 +549,48 @@ def _binds(case: _Case, found: Prediction) -> str:
     """Name what stops more tokens."""
     if not found.moments:
         return "the number of tokens that was asked for"
-    chunk = case.resolved.prefill_chunk
-    because = {
-        "draft pool allocated": f"the draft model loads beside the pools: {human(found.draft_weights_loading)} for a "
-        f"moment, {human(found.draft_weights)} afterwards",
-        "serving": f"{human(found.activation_bytes)} for a prefill chunk of {chunk:,} tokens and workspaces",
-    }
     moment = found.tightest
     text = f"free memory at the moment '{moment.name}': {human(moment.free)} are left"
-    return f"{text} ({because[moment.name]})" if moment.name in because else text
+    if moment.name == "serving":
+        chunk = f"a prefill chunk of {case.resolved.prefill_chunk:,} tokens and libraries"
+        return f"{text} ({human(found.activation_bytes)} for {chunk})"
+    if found.draft_weights_loading > found.draft_weights:
+        loading, after = human(found.draft_weights_loading), human(found.draft_weights)
+        return f"{text} (the draft model loads beside the pools: {loading} for a moment, {after} afterwards)"
+    return text
 
 
 def _reasons(case: _Case, best: _Try) -> Iterator[str]:
     """Give the reason of each value that was chosen."""
-    found, wish, resolved = best.prediction, case.wish, case.resolved
+    found, wish, resolved, facts = best.prediction, case.wish, case.resolved, case.facts
     if found.moments and wish.memory.fraction is None:
-        yield (
-            f"memory_fraction {found.resolved.memory_fraction if found.resolved else 0:g}: the largest that leaves "
-            f"{human(case.headroom)} at every moment"
-        )
+        fraction = best.settings.memory_fraction or 0.0
+        yield f"memory_fraction {fraction:g}: the largest that leaves {human(case.headroom)} at every moment"
     if case.model.state is not None and best.requests is not None:
-        if wish.concurrency is None:
-            yield (
-                f"running_requests {best.requests}: the most of {', '.join(map(str, LADDER[:8]))}, ... that get a "
-                f"full context of {resolved.context_length:,} tokens each"
-            )
-        yield (
-            f"state_slots {best.settings.state_slots}: {best.requests} requests x {resolved.slots_per_request} slots "
-            f"({resolved.state_strategy or 'no prefix cache'}), {human(case.price.slot)} each"
-        )
-    if (
-        resolved.draft_tokens
-        and case.facts.state_reserve_follows == "requested"
-        and case.model.state is not None
-    ):
-        yield (
-            f"running_requests is always written: SGLang {case.facts.version} reserves intermediate states for the "
-            f"requested number ({case.facts.speculative_requests} by default), not for the served one"
-        )
+        if wish.concurrency is None and wish.memory.state_slots is None:
+            rungs = ", ".join(map(str, LADDER[:8]))
+            full = f"a full context of {resolved.context_length:,} tokens each"
+            yield f"running_requests {best.requests}: the most of {rungs}, ... that get {full}"
+        slots = f"{best.requests} requests x {resolved.slots_per_request} slots"
+        strategy = resolved.state_strategy if resolved.prefix_cache else "no prefix cache"
+        size = human(case.price.slot)
+        yield f"state_slots {best.settings.state_slots}: {slots} ({strategy}), {size} each"
+        if resolved.draft_tokens and facts.state_reserve_follows == "requested":
+            reserve = f"SGLang {facts.version} reserves intermediate states for the requested number"
+            default = facts.speculative_requests
+            yield f"running_requests is written: {reserve} ({default} by default), not for the served one"
     if resolved.state_strategy == "extra_buffer":
         yield "extra_buffer: the prefix cache works with the overlapped scheduler and with speculation"
     if case.settings.device == "cuda":
-        yield "prefill_chunk and graph_max_bs_decode are written because the host's smallest card would set them"
+        yield "prefill_chunk and graph_max_bs_decode: the host's smallest card would set them otherwise"
 
 
 def _notes(case: _Case, best: _Try) -> Iterator[str]:
     """Tell what the user should know about a plan that works."""
     found, wish = best.prediction, case.wish
     if found.moments and found.tightest.free < case.headroom:
-        yield (
-            f"the pinned fraction leaves {human(found.tightest.free)} at the moment '{found.tightest.name}', less than "
-            f"the headroom of {human(case.headroom)}"
-        )
+        left = f"{human(found.tightest.free)} at the moment '{found.tightest.name}'"
+        yield f"the pinned fraction leaves {left}, less than the headroom of {human(case.headroom)}"
     contexts = found.kv_tokens // case.resolved.context_length
     if best.requests is not None and contexts < best.requests:
         yield f"{contexts} of {best.requests} requests can hold a full context at once"
@@ -793,5 +599,5 @@ def _notes(case: _Case, best: _Try) -> Iterator[str]:
     tokens = wish.strategy.draft_tokens
     if tokens is not None and tokens != case.resolved.draft_tokens:
         yield f"strategy.draft_tokens {tokens} becomes {case.resolved.draft_tokens}: one more than the steps"
-    if case.price.weights and case.card.weights is None:
+    if case.card.weights is None:
         yield f"weights are computed from shapes, to {case.model.weight_error:.0%}"

@@ -1,8 +1,8 @@
 """What does the engine make of these settings before it sizes anything?
 
 ``resolve`` does what SGLang's argument handling does with everything that decides about memory: defaults
-from the smallest card, strategies, overlap, draft tokens; or it raises the very error. Sources are files below
-``sglang/srt``; where versions differ, ``engine.py`` says how.
+from the smallest card, strategies, overlap, draft tokens; or it raises the very error. Sources are files
+below ``sglang/srt``; where versions differ, ``engine.py`` says how.
 """
 
 from __future__ import annotations
@@ -31,6 +31,25 @@ _LEAST_ACTIVATION_TOKENS = 2048
 _WIDE = 4  # tensor-parallel ranks from which the engine captures larger decode batches
 _VISION_BASELINE = 24 * 1024.0**2  # layers x width^2 of ViT-L/14
 _CHUNK_OF_STATE = 64  # FLA_CHUNK_SIZE: pages and state snapshots must divide one another
+
+
+# The engine's own words (configs/model_config.py:_derive_context_length, server_args.py)
+_TOO_LONG = (
+    "ValueError: Warning: User-specified context_length ({wanted}) is greater than the derived "
+    "context_length ({longest}). This may lead to incorrect model outputs or CUDA errors. Note that the "
+    "derived context_length may differ from max_position_embeddings in the model's config. To allow "
+    "overriding this maximum, set the env var SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
+)
+_BUFFER_WITHOUT_CACHE = (
+    "ValueError: mamba extra_buffer is not compatible with --disable-radix-cache Overlap scheduling is "
+    "already supported with no_buffer + disable_radix_cache. Please use --mamba-scheduler-strategy no_buffer "
+    "instead."
+)
+_SPECULATION_WITHOUT_BUFFER = (
+    "ValueError: Speculative decoding for {architecture} is not compatible with radix cache when using "
+    "--mamba-scheduler-strategy no_buffer.To use radix cache with speculative decoding, please use "
+    "--mamba-scheduler-strategy extra_buffer and set SGLANG_ENABLE_SPEC_V2=1."
+)
 
 
 @dataclass(frozen=True)
@@ -97,13 +116,7 @@ def resolve(
         and settings.context_length > model.context_length
         and not settings.longer_context
     ):
-        raise EngineError(
-            f"ValueError: Warning: User-specified context_length ({settings.context_length}) is greater than "
-            f"the derived context_length ({model.context_length}). This may lead to incorrect model outputs or "
-            "CUDA errors. Note that the derived context_length may differ from max_position_embeddings in the "
-            "model's config. To allow overriding this maximum, set the env var "
-            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
-        )
+        raise EngineError(_TOO_LONG.format(wanted=settings.context_length, longest=model.context_length))
     return Resolved(
         context_length=settings.context_length or model.context_length,
         memory_fraction=fraction,
@@ -186,11 +199,7 @@ def _state_strategy(
             overlap = False
     if strategy.startswith("extra_buffer"):
         if not prefix_cache and facts.extra_buffer_needs_prefix_cache:
-            raise EngineError(
-                "ValueError: mamba extra_buffer is not compatible with --disable-radix-cache Overlap scheduling "
-                "is already supported with no_buffer + disable_radix_cache. Please use "
-                "--mamba-scheduler-strategy no_buffer instead."
-            )
+            raise EngineError(_BUFFER_WITHOUT_CACHE)
         if prefix_cache:
             _check_extra_buffer(
                 settings, model, facts, supported=supported, page=page, draft_tokens=draft_tokens
@@ -231,11 +240,7 @@ def _no_buffer(
     """Apply what no_buffer does to overlap and page size where there is a prefix cache."""
     if facts.no_buffer_turns_overlap_off:
         if settings.algorithm is not None:
-            raise EngineError(
-                f"ValueError: Speculative decoding for {model.architecture} is not compatible with radix cache "
-                f"when using --mamba-scheduler-strategy no_buffer.To use radix cache with speculative decoding, "
-                "please use --mamba-scheduler-strategy extra_buffer and set SGLANG_ENABLE_SPEC_V2=1."
-            )
+            raise EngineError(_SPECULATION_WITHOUT_BUFFER.format(architecture=model.architecture))
         return False, 1
     if page != 1:
         raise EngineError("AssertionError: no_buffer only supports page_size=1.")

@@ -7,7 +7,7 @@ to the engine. ``read_argv`` reads a command line as the engine's own parser wou
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Callable
 
 from .engine_flags import check_flags, known_flags
@@ -54,6 +54,7 @@ class Settings:
     draft_topk: int | None = None
     draft_tokens: int | None = None
     draft_kv_dtype: str | None = None
+    hierarchical_gib_per_rank: int = 0  # pinned main memory of the hierarchical cache
     # Environment variables of the engine
     speculation_v2: bool = True  # SGLANG_ENABLE_SPEC_V2
     skip_decode_lock: bool = False  # SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK
@@ -114,6 +115,7 @@ _VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "draft_tokens": ("draft_tokens", int),
     "draft_block": ("draft_tokens", int),
     "draft_kv_dtype": ("draft_kv_dtype", str),
+    "hierarchical_size": ("hierarchical_gib_per_rank", int),
 }
 """Meaning of a flag with values -> field, and how a value is read; of several values the largest counts."""
 
@@ -188,15 +190,16 @@ def read_argv(
     found: dict[str, Any] = {}
     for variable, value in (environment or {}).items():
         if variable in _VARIABLES:
-            _put(found, problems, where, variable, [value], *_VARIABLES[variable])
+            name, read = _VARIABLES[variable]
+            found[name] = _value([value], read, problems, variable)
     for meaning, (name, read) in _VALUES.items():
         if facts.has_flag(meaning) and _field(facts, meaning) in given:
-            _put(found, problems, where, facts.flag(meaning), given[_field(facts, meaning)], name, read)
+            found[name] = _value(given[_field(facts, meaning)], read, problems, facts.flag(meaning))
     for meaning, (name, result) in _SWITCHES.items():
         if facts.has_flag(meaning) and _field(facts, meaning) in given:
             found[name] = result
     if problems:
-        raise ProblemsError(problems)
+        raise ProblemsError([replace(problem, where=where) for problem in problems])
     found.update(_graphs_off(argv, given, facts))
     if "enable_dp_attention" in given:
         found["attention_data_parallel"] = int(given.get("dp_size", ["1"])[0])
@@ -222,19 +225,13 @@ def _field(facts: EngineFacts, meaning: str) -> str:
     return known_flags(facts.version)[facts.flag(meaning)].field
 
 
-def _put(
-    found: dict[str, Any],
-    problems: list[Problem],
-    where: str,
-    key: str,
-    values: list[str],
-    name: str,
-    read: Callable[[str], Any],
-) -> None:
+def _value(values: list[str], read: Callable[[str], Any], problems: list[Problem], key: str) -> Any:  # noqa: ANN401 - fields differ in type
+    """Read the values of one flag, the largest of several; what cannot be read is noted."""
     try:
-        found[name] = max(read(value) for value in values)
+        return max(read(value) for value in values)
     except ValueError:
-        problems.append(Problem(where, key, f"{' '.join(values)!r} is no value of it"))
+        problems.append(Problem("", key, f"{' '.join(values)!r} is no value of it"))
+        return None
 
 
 def _graphs_off(argv: Sequence[str], given: Mapping[str, list[str]], facts: EngineFacts) -> dict[str, bool]:

@@ -34,10 +34,6 @@ class KvLayers:
     head_dim: int
     v_head_dim: int
 
-    def token_elements(self, tensor_parallel: int) -> int:
-        """Elements per token on one rank, all layers (configs/model_config.py:get_num_kv_heads)."""
-        return self.layers * max(1, self.kv_heads // tensor_parallel) * (self.head_dim + self.v_head_dim)
-
 
 @dataclass(frozen=True)
 class LatentLayers:
@@ -51,9 +47,9 @@ class LatentLayers:
     rope_dim: int
     index_head_dim: int
 
-    def token_elements(self, tensor_parallel: int) -> int:
-        """Elements per token on one rank, all layers, without the indexer."""
-        del tensor_parallel  # every rank caches the whole latent
+    @property
+    def token_elements(self) -> int:
+        """Elements per token on every rank, all layers, without the indexer."""
         return self.layers * (self.rank + self.rope_dim)
 
 
@@ -121,7 +117,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Table:
-    """A float32 table of cosines and sines, ``rows`` positions of ``width`` (layers/rotary_embedding/base.py)."""
+    """A float32 table of ``rows`` cosines and sines of ``width`` (layers/rotary_embedding/base.py)."""
 
     rows: int
     width: int
@@ -209,17 +205,9 @@ class Model:
             stored = (*self.parts, *(self.mtp.parts if self.mtp else ()))
             return round(shapes * checkpoint_bytes / plain_bytes(stored))
         if self.quantization is not None and self.quantization.bits is None:
-            raise ProblemsError(
-                [
-                    Problem(
-                        "",
-                        "model",
-                        f"quantisation {self.quantization.method!r} of {self.architecture} is not understood, "
-                        "so its weights cannot be sized from shapes",
-                        "give the size of the checkpoint (total_size of its safetensors index)",
-                    )
-                ]
-            )
+            fault = f"quantisation {self.quantization.method!r} is not understood: no sizes from shapes"
+            remedy = "give the size of the checkpoint (total_size of its safetensors index)"
+            raise ProblemsError([Problem("", "model", fault, remedy)])
         return shapes
 
 

@@ -26,9 +26,7 @@ pytestmark = pytest.mark.skipif(not INSTALLED, reason="SGLANG_TEST_VENVS names n
 def test_the_installed_parser_has_the_flags_of_the_table(version: str) -> None:
     python = Path(str(VENVS)) / version / "bin" / "python"
     script = Path(str(generator.__file__))
-    done = subprocess.run(  # noqa: S603 - the interpreter under test
-        [python, script, "dump"], check=True, capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([python, script, "dump"], check=True, capture_output=True, text=True, timeout=300)
     live = {o: a for a in json.loads(done.stdout.splitlines()[-1]).values() for o in a["opts"]}
     known = known_flags(version)
     assert set(live) == set(known)

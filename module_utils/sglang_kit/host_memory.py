@@ -1,0 +1,114 @@
+"""Do the instances of a host fit into its memory: on GPUs that they share, and in main memory?
+
+Engines on one GPU start one after the other, and each measures what the earlier ones left
+(``_profile_available_bytes``): ``plan_shared`` plans them in that order, each within its share. Sizes are
+bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from .planner import Plan, default_headroom, plan
+from .problem import Problem, ProblemsError
+from .quantity import GIB, MIB, human
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from .engine import EngineFacts
+    from .memory import Prediction
+    from .resolution import Card
+    from .rules import Wish
+    from .shapes import Model
+
+CONTEXT_BYTES = 500 * MIB
+"""CUDA context and libraries of one rank, outside of everything the engine counts: an allowance."""
+RANK_BYTES = 5 * GIB
+"""Main memory of one rank: interpreter, torch, compiled kernels, pinned buffers (observed 3 to 5 GiB)."""
+FRONT_BYTES = 3 * GIB
+"""Main memory of the HTTP server and detokenizer of one instance together."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One instance to plan: what it is, what it wants, and the GPUs that it takes."""
+
+    name: str
+    gpus: tuple[str, ...]
+    model: Model
+    draft: Model | None
+    facts: EngineFacts
+    wish: Wish
+
+
+def taken_bytes(found: Prediction) -> int:
+    """Bytes of one GPU which a serving instance holds, its CUDA context included."""
+    return found.moments[0].free - found.moments[-1].free + found.weights + CONTEXT_BYTES
+
+
+def plan_shared(requests: Sequence[Request], cards: Mapping[str, Card]) -> dict[str, Plan]:
+    """Plan instances in their start order; ``cards`` says what each GPU has before the first one starts.
+
+    An instance that shares a GPU gets what is free divided by those still to start there, itself included.
+    Raises ``ProblemsError`` with the faults of all.
+    """
+    free = {gpu: card.free or 0 for gpu, card in cards.items()}
+    plans: dict[str, Plan] = {}
+    problems: list[Problem] = []
+    for position, request in enumerate(requests):
+        own = [replace(cards[gpu], free=free[gpu]) for gpu in request.gpus]
+        card = min(own, key=lambda card: card.free or 0)
+        sharers = max(sum(gpu in later.gpus for later in requests[position:]) for gpu in request.gpus)
+        try:
+            found = plan(
+                model=request.model,
+                draft=request.draft,
+                facts=request.facts,
+                card=card,
+                wish=_within_share(request.wish, card, sharers),
+                where=request.name,
+            )
+        except ProblemsError as error:
+            problems += error.problems
+            continue
+        plans[request.name] = found
+        for gpu in request.gpus:
+            free[gpu] -= taken_bytes(found.prediction)
+    if problems:
+        raise ProblemsError(problems)
+    return plans
+
+
+def _within_share(wish: Wish, card: Card, sharers: int) -> Wish:
+    """Keep the others' share free by a headroom that includes it."""
+    if sharers == 1 or wish.memory.fraction is not None:
+        return wish
+    pinned = wish.memory.headroom_gib
+    own = default_headroom(card) / GIB if pinned is None else pinned
+    others = (card.free or 0) / GIB * (sharers - 1) / sharers
+    return replace(wish, memory=replace(wish.memory, headroom_gib=own / sharers + others))
+
+
+def host_bytes(request: Request) -> int:
+    """Count the main memory which an instance needs, its hierarchical cache included."""
+    ranks = request.wish.tensor_parallel
+    return FRONT_BYTES + ranks * (RANK_BYTES + request.wish.base.hierarchical_gib_per_rank * GIB)
+
+
+def check_host_memory(needs: Iterable[tuple[str, int]], *, total: int) -> list[Problem]:
+    """Note where the instances together need more main memory than the host has."""
+    listed = list(needs)
+    needed = sum(size for _, size in listed)
+    if needed <= total:
+        return []
+    parts = ", ".join(f"{name} {human(size)}" for name, size in listed)
+    return [
+        Problem(
+            "host",
+            "memory",
+            f"the instances need {human(needed)} of main memory, the host has {human(total)} ({parts})",
+            "run fewer instances here, or make the hierarchical caches smaller",
+        )
+    ]
