@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-def sglang_plan(instances: object, host: Mapping[str, Any]) -> list[dict[str, Any]]:
+def sglang_plan(
+    instances: object, host: Mapping[str, Any], models: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
     """Plan the instances of one host."""
     try:
-        return plan.plan_host(instances=instances, settings=plan.read_host(host))
+        return plan.plan_host(instances=instances, settings=plan.read_host(host), models=models)
     except ProblemsError as error:
         raise AnsibleTemplatePluginError(str(error), obj=instances) from error
 

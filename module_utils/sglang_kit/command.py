@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .engine_flags import check_flags
+from .engine_flags import check_flags, known_flags
 from .problem import Problem
 
 if TYPE_CHECKING:
@@ -46,25 +46,24 @@ _OWNERS = {
 }
 """Meaning of a flag -> the key of the instance that says it."""
 
-_ALIASES = {
-    "--model": "--model-path",
-    "--speculative-draft-model": "--speculative-draft-model-path",
-    "--tensor-parallel-size": "--tp-size",
-}
-"""Second names of these flags, in every version."""
-
 
 def check_arguments(instance: Instance, facts: EngineFacts) -> list[Problem]:
     """Judge ``args`` and ``env``: exact names of this version, none that a key of the instance says."""
-    keys = {facts.flag(meaning): key for meaning, key in _OWNERS.items() if facts.has_flag(meaning)}
+    keys = {_field(facts, facts.flag(meaning)): key for meaning, key in _OWNERS.items()}
     owned = [
         _owned(instance, f"args.{flag}", key)
         for flag in instance.args
-        if (key := keys.get(_ALIASES.get(f"--{flag}", f"--{flag}")))
+        if (key := keys.get(_field(facts, f"--{flag}")))
     ]
     if VISIBLE_GPUS in instance.env:
         owned.append(_owned(instance, f"env.{VISIBLE_GPUS}", "gpus"))
-    return [*owned, *check_flags(facts.version, _user_words(instance), where=instance.name)]
+    return [*owned, *check_flags(facts.version, user_words(instance), where=instance.name)]
+
+
+def _field(facts: EngineFacts, flag: str) -> str:
+    """Name the engine's field of a flag, which all its aliases share; the flag itself where it is unknown."""
+    known = known_flags(facts.version).get(flag)
+    return known.field if known else flag
 
 
 def _owned(instance: Instance, given: str, key: str) -> Problem:
@@ -77,7 +76,7 @@ def engine_argv(
     """Build the engine's whole command line.
 
     ``python`` is the interpreter of the release, ``settings`` the planned values by meaning;
-    the user's ``args`` stand last.
+    the user's ``args`` stand last, and a setting that they say is left to them.
     """
     own: dict[str, Argument] = {
         "model": instance.model,
@@ -90,9 +89,12 @@ def engine_argv(
     if instance.tensor_parallel > 1:
         own["tensor_parallel"] = instance.tensor_parallel
     words = [python, "-m", MODULE]
+    said = {_field(facts, f"--{flag}") for flag in instance.args}
     for meaning, value in {**own, **settings}.items():
-        words += _flag(facts.flag(meaning), value)
-    return (*words, *_user_words(instance))
+        flag = facts.flag(meaning)
+        if _field(facts, flag) not in said:
+            words += _flag(flag, value)
+    return (*words, *user_words(instance))
 
 
 def engine_environment(
@@ -133,7 +135,8 @@ def engine_environment(
     return {**environment, **instance.env}
 
 
-def _user_words(instance: Instance) -> list[str]:
+def user_words(instance: Instance) -> list[str]:
+    """Write the user's ``args`` as command-line words."""
     return [word for flag, value in instance.args.items() for word in _flag(f"--{flag}", value)]
 
 

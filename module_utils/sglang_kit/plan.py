@@ -7,18 +7,24 @@ running system is later compared with; nothing is computed after it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from . import command, engine, fingerprint, host, unit
+from . import cards, command, engine, fingerprint, host, unit
+from .host_memory import Request, plan_shared
 from .instance import GPU, Instance, read_instances
+from .model import read_config
 from .problem import Collector, ProblemsError
+from .rules import Wish
+from .settings import read_argv
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from .engine import EngineFacts
     from .instance import Argument
+    from .planner import Plan
+    from .shapes import Model
 
 PORT = re.compile(r"[0-9]{1,5}")
 
@@ -38,6 +44,11 @@ class HostSettings:
     accelerator: str = "none"
     allow_untested: bool = False
     gpu_count: int | None = None
+    gpus: tuple[Mapping[str, Any], ...] = ()
+    """What the inventory declares of the GPUs, as in ``sglang_host_gpus``."""
+    seen_gpus: tuple[Mapping[str, Any], ...] = ()
+    seen_processes: tuple[Mapping[str, Any], ...] = ()
+    """What ``sglang_host_info`` saw of them; empty before the host was contacted."""
     reserved_gpus: tuple[str, ...] = ()
     reserved_ports: tuple[int, ...] = ()
     kit: str = "/opt/sglang/kit"
@@ -61,6 +72,8 @@ def read_host(raw: Mapping[str, Any]) -> HostSettings:
     ports = _reserved(values, "reserved_ports", PORT, "a port number", found)
     found.check()
     values["reserved_ports"] = tuple(int(port) for port in ports)
+    for key in ("gpus", "seen_gpus", "seen_processes"):
+        values[key] = tuple(values.get(key, ()))
     return HostSettings(**values)
 
 
@@ -79,10 +92,14 @@ def _reserved(
     return items
 
 
-def plan_host(*, instances: object, settings: HostSettings) -> list[dict[str, Any]]:
+def plan_host(
+    *, instances: object, settings: HostSettings, models: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
     """Plan every instance of a host, as plain JSON-like values in the order of the inventory.
 
-    An absent instance makes no plan and holds no port and no GPU: it is as if it were not listed.
+    ``models`` are the configurations (``config.json``) by directory; the memory of an instance whose
+    model is not among them, or on a host whose GPUs are not known, is left to the engine. An absent
+    instance makes no plan and holds no port and no GPU: it is as if it were not listed.
     Raises ``ProblemsError`` with every fault of every instance.
     """
     found = Collector()
@@ -98,9 +115,71 @@ def plan_host(*, instances: object, settings: HostSettings) -> list[dict[str, An
     for instance in wanted:
         _check_accelerator(instance, settings, found)
         found.problems += command.check_arguments(instance, facts)
+    memory = _plan_memory(wanted, facts, settings, models or {}, found)
     found.check()
     after = host.start_after(wanted)
-    return [_plan(instance, facts, settings, after[instance.name]) for instance in wanted]
+    return [
+        _plan(instance, facts, settings, after[instance.name], memory.get(instance.name))
+        for instance in wanted
+    ]
+
+
+def _plan_memory(
+    instances: Sequence[Instance],
+    facts: EngineFacts,
+    settings: HostSettings,
+    models: Mapping[str, Any],
+    found: Collector,
+) -> dict[str, Plan]:
+    """Plan the memory of every instance whose model and GPUs are known; note each fault."""
+    host_cards = cards.declared(settings.gpus) or cards.measured(settings.seen_gpus)
+    seen = {"gpus": settings.seen_gpus, "processes": settings.seen_processes}
+    cards.surprises(instances, host_cards, **seen, found=found)
+    faulty = {problem.where for problem in found.problems}
+    requests = []
+    for instance in (one for one in instances if one.name not in faulty):
+        try:
+            request = _request(instance, facts, models)
+        except ProblemsError as error:
+            found.problems += error.problems
+            continue
+        if request is not None and all(gpu in host_cards for gpu in instance.gpus):
+            requests.append(request)
+    try:
+        return plan_shared(requests, host_cards)
+    except ProblemsError as error:
+        found.problems += error.problems
+        return {}
+
+
+def _request(instance: Instance, facts: EngineFacts, models: Mapping[str, Any]) -> Request | None:
+    """Say what an instance is and wants; None where a ``config.json`` is not at hand."""
+    draft_model = instance.strategy.draft_model
+    if instance.model not in models or (draft_model is not None and draft_model not in models):
+        return None
+    words = command.user_words(instance)
+    base = read_argv(words, facts=facts, environment=instance.env, where=instance.name).settings
+    wish = Wish(
+        strategy=instance.strategy,
+        memory=instance.memory,
+        context_length=instance.context_length,
+        concurrency=instance.concurrency,
+        prefix_cache=instance.prefix_cache,
+        tensor_parallel=instance.tensor_parallel,
+        base=replace(base, device=_device(instance)),
+    )
+    return Request(
+        name=instance.name,
+        gpus=instance.gpus,
+        model=_model(instance.model, models, instance.name),
+        draft=None if draft_model is None else _model(draft_model, models, instance.name),
+        facts=facts,
+        wish=wish,
+    )
+
+
+def _model(path: str, models: Mapping[str, Any], where: str) -> Model:
+    return read_config(models[path], where=f"{where}: {path}/config.json")
 
 
 def _check_accelerator(instance: Instance, settings: HostSettings, found: Collector) -> None:
@@ -111,13 +190,19 @@ def _check_accelerator(instance: Instance, settings: HostSettings, found: Collec
 
 
 def _plan(
-    instance: Instance, facts: EngineFacts, settings: HostSettings, after: tuple[str, ...]
+    instance: Instance,
+    facts: EngineFacts,
+    settings: HostSettings,
+    after: tuple[str, ...],
+    memory: Plan | None,
 ) -> dict[str, Any]:
     argv = command.engine_argv(
         instance=instance,
         facts=facts,
         python=f"{settings.release}/bin/python",
-        settings=_settings(instance),
+        settings=_pinned(instance)
+        if memory is None
+        else {"device": _device(instance), **dict(memory.values)},
     )
     environment = command.engine_environment(
         instance=instance,
@@ -152,6 +237,7 @@ def _plan(
         "canary": instance.canary,
         "accept_overrides": list(instance.accept_overrides),
         "after": list(after),
+        "memory": None if memory is None else memory.as_dict(),
         "argv": list(argv),
         "environment": environment,
         "environment_lines": [unit.environment_line(*item) for item in environment.items()],
@@ -165,17 +251,27 @@ def _plan(
     }
 
 
-def _settings(instance: Instance) -> dict[str, Argument]:
-    """Planned values by meaning; what the user left out stays with the engine."""
+def _device(instance: Instance) -> str:
+    return "cuda" if instance.gpus else "cpu"
+
+
+def _pinned(instance: Instance, facts: EngineFacts) -> dict[str, Argument]:
+    """Values by meaning where no memory could be planned; what the user left out stays with the engine."""
+    strategy, memory = instance.strategy, instance.memory
     values: dict[str, Argument | None] = {
-        "device": "cuda" if instance.gpus else "cpu",
+        "device": _device(instance),
         "context_length": instance.context_length,
         "running_requests": instance.concurrency,
         "disable_prefix_cache": not instance.prefix_cache,
-        "memory_fraction": instance.memory.fraction,
-        "kv_dtype": instance.memory.kv_dtype,
-        "state_slots": instance.memory.state_slots,
-        "state_ratio": instance.memory.state_ratio,
-        "state_dtype": instance.memory.state_dtype,
+        "memory_fraction": memory.fraction,
+        "kv_dtype": memory.kv_dtype,
+        "state_slots": memory.state_slots,
+        "state_ratio": memory.state_ratio,
+        "state_dtype": memory.state_dtype,
+        "algorithm": facts.algorithm(strategy.method),
+        "draft_model": strategy.draft_model,
+        "draft_steps": strategy.steps,
+        "draft_topk": strategy.topk,
+        "draft_tokens": strategy.draft_tokens,
     }
     return {meaning: value for meaning, value in values.items() if value is not None}

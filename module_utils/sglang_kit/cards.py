@@ -1,0 +1,99 @@
+"""What does each GPU of this host have, and is it still there?
+
+Plans are made from what the inventory declares, or else from the cards' totals, never from what happens
+to be free at the moment: otherwise every deploy would size the pools a little differently and restart
+what runs. What is free is measured, too, and compared (``surprises``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .quantity import GIB, from_gib, from_mib, human
+from .resolution import Card
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .instance import Instance
+    from .problem import Collector
+
+DRIVER_BYTES = int(1.5 * GIB)
+"""What the driver and the engine's CUDA context take of an idle card before its weights load: 1.27 GiB of
+an H200, 1.35 GiB of an RTX PRO 6000."""
+TOLERANCE_BYTES = GIB // 2
+"""Less than this missing is no surprise: displays, monitoring agents."""
+
+
+def declared(gpus: Sequence[Mapping[str, Any]]) -> dict[str, Card]:
+    """Read ``sglang_host_gpus``: a card by index, each entry standing for ``count`` of them."""
+    total = min((from_mib(entry["memory_mib"]) for entry in gpus), default=0)
+    entries = [entry for entry in gpus for _ in range(int(entry.get("count", 1)))]
+    return {
+        str(index): Card(
+            total=total,
+            free=from_gib(entry["free_gib"])
+            if entry.get("free_gib")
+            else from_mib(entry["memory_mib"]) - DRIVER_BYTES,
+            capability=_capability(entry.get("compute_capability")),
+        )
+        for index, entry in enumerate(entries)
+    }
+
+
+def measured(gpus: Sequence[Mapping[str, Any]]) -> dict[str, Card]:
+    """Read what ``sglang_host_info`` saw: a card by index and by UUID."""
+    total = min((gpu["memory_total_bytes"] for gpu in gpus), default=0)
+    cards = {}
+    for gpu in gpus:
+        card = Card(
+            total=total,
+            free=gpu["memory_total_bytes"] - DRIVER_BYTES,
+            capability=_capability(gpu["compute_capability"]),
+        )
+        cards[str(gpu["index"])] = cards[gpu["uuid"]] = card
+    return cards
+
+
+def _capability(text: object) -> tuple[int, int] | None:
+    major, dot, minor = str(text or "").partition(".")
+    return (int(major), int(minor)) if dot else None
+
+
+def surprises(
+    instances: Sequence[Instance],
+    cards: Mapping[str, Card],
+    *,
+    gpus: Sequence[Mapping[str, Any]],
+    processes: Sequence[Mapping[str, Any]],
+    found: Collector,
+) -> None:
+    """Note every GPU that has less free memory than the plan counts on, and who holds it.
+
+    ``gpus`` and ``processes`` are what ``sglang_host_info`` saw. What instances of this plan hold
+    counts as free: they stop before they start again.
+    """
+    ours = {instance.unit for instance in instances}
+    for instance in instances:
+        for gpu in gpus:
+            name = next((name for name in (str(gpu["index"]), gpu["uuid"]) if name in instance.gpus), None)
+            if name is None or name not in cards:
+                continue
+            here = [process for process in processes if process["gpu"] == gpu["index"]]
+            own = sum(process["memory_bytes"] for process in here if process["unit"] in ours)
+            free = gpu["memory_free_bytes"] + own
+            planned = cards[name].free or 0
+            if free < planned - TOLERANCE_BYTES:
+                holders = [process for process in here if process["unit"] not in ours]
+                found.add(
+                    instance.name,
+                    "gpus",
+                    f"GPU {name} has {human(free)} free, the plan counts on {human(planned)}"
+                    f" ({'; '.join(map(_holder, holders)) or 'no process that can be seen holds the rest'})",
+                    "end the process, or declare what is free in `sglang_host_gpus` (free_gib)",
+                )
+
+
+def _holder(process: Mapping[str, Any]) -> str:
+    who = process["unit"] or process["command"] or "outside this container"
+    return f"pid {process['pid']} ({who}) holds {human(process['memory_bytes'])}"
