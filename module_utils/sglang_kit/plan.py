@@ -196,13 +196,12 @@ def _plan(
     after: tuple[str, ...],
     memory: Plan | None,
 ) -> dict[str, Any]:
+    planned = _pinned(instance, facts) if memory is None else dict(memory.values)
     argv = command.engine_argv(
         instance=instance,
         facts=facts,
         python=f"{settings.release}/bin/python",
-        settings=_pinned(instance)
-        if memory is None
-        else {"device": _device(instance), **dict(memory.values)},
+        settings={"device": _device(instance), **planned},
     )
     environment = command.engine_environment(
         instance=instance,
@@ -259,7 +258,6 @@ def _pinned(instance: Instance, facts: EngineFacts) -> dict[str, Argument]:
     """Values by meaning where no memory could be planned; what the user left out stays with the engine."""
     strategy, memory = instance.strategy, instance.memory
     values: dict[str, Argument | None] = {
-        "device": _device(instance),
         "context_length": instance.context_length,
         "running_requests": instance.concurrency,
         "disable_prefix_cache": not instance.prefix_cache,
