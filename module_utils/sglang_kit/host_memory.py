@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from .planner import Plan, default_headroom, plan
 from .problem import Problem, ProblemsError
 from .quantity import GIB, MIB, human
+from .resolution import Card
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from .engine import EngineFacts
     from .memory import Prediction
-    from .resolution import Card
     from .rules import Wish
     from .shapes import Model
 
@@ -58,9 +58,12 @@ def plan_shared(requests: Sequence[Request], cards: Mapping[str, Card]) -> dict[
     plans: dict[str, Plan] = {}
     problems: list[Problem] = []
     for position, request in enumerate(requests):
-        own = [replace(cards[gpu], free=free[gpu]) for gpu in request.gpus]
+        # Without a GPU the engine serves on the CPU and sizes its pool by the tokens that it is given.
+        own = [replace(cards[gpu], free=free[gpu]) for gpu in request.gpus] or [Card(None, None)]
         card = min(own, key=lambda card: card.free or 0)
-        sharers = max(sum(gpu in later.gpus for later in requests[position:]) for gpu in request.gpus)
+        sharers = max(
+            (sum(gpu in later.gpus for later in requests[position:]) for gpu in request.gpus), default=1
+        )
         try:
             found = plan(
                 model=request.model,
