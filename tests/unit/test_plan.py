@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -265,3 +266,91 @@ def test_what_is_reserved_is_never_misread(host: dict[str, object], told: str) -
 
 def test_every_misread_reservation_at_once() -> None:
     assert len(problems(reserved_gpus=["x", "y"], reserved_ports=["http", None])) == 4
+
+
+CONFIGS = Path(__file__).parents[1] / "fixtures" / "configs"
+QWEN, DFLASH = "/srv/models/qwen36-27b", "/srv/models/qwen36-27b-dflash"
+MODELS = {
+    QWEN: json.loads((CONFIGS / "qwen36-27b.json").read_text()),
+    DFLASH: json.loads((CONFIGS / "dflash-qwen36-27b.json").read_text()),
+}
+CARDS = [{"count": 8, "memory_mib": 97_887, "free_gib": 94.24, "compute_capability": "12.0"}]
+WISH = {
+    "model": QWEN,
+    "gpus": [1],
+    "context_length": 32_768,
+    "concurrency": 16,
+    "strategy": {"method": "mtp"},
+}
+
+
+def planned_on_gpus(*instances: object, **host: object) -> list[dict[str, Any]]:
+    settings = read_host({**GPU_HOST, "gpus": CARDS, **host})
+    return plan_host(instances=list(instances), settings=settings, models=MODELS)
+
+
+def test_memory_is_planned_and_rendered() -> None:
+    (planned,) = planned_on_gpus(definition(**WISH))
+    memory = planned["memory"]
+    assert memory["concurrency"] == 16
+    assert value_of(planned, "--mem-fraction-static") == f"{memory['settings']['memory_fraction']}"
+    assert value_of(planned, "--max-mamba-cache-size") == str(memory["state_slots"])
+    assert value_of(planned, "--mamba-radix-cache-strategy") == "extra_buffer"
+    assert value_of(planned, "--speculative-algorithm") == "EAGLE"
+    assert value_of(planned, "--device") == "cuda"
+
+
+def test_what_args_say_is_not_said_twice() -> None:
+    (planned,) = planned_on_gpus(definition(**WISH, args={"chunked-prefill-size": 2048}))
+    assert planned["argv"].count("--chunked-prefill-size") == 1
+    assert value_of(planned, "--chunked-prefill-size") == "2048"
+
+
+def test_cards_are_measured_where_none_are_declared() -> None:
+    seen = {
+        "index": 1,
+        "uuid": "GPU-a",
+        "compute_capability": "12.0",
+        "memory_total_bytes": 97_887 << 20,
+        "memory_free_bytes": 94 << 30,
+    }
+    (planned,) = planned_on_gpus(definition(**WISH), gpus=[], seen_gpus=[seen])
+    assert planned["memory"]["kv_tokens"] > 165_000
+
+
+def test_without_model_or_cards_the_wish_is_rendered_and_the_memory_left_to_the_engine() -> None:
+    strategy = {"method": "dflash", "draft_model": "/srv/models/unknown", "draft_tokens": 8}
+    (no_draft,) = planned_on_gpus(definition(**{**WISH, "strategy": strategy}))
+    assert no_draft["memory"] is None
+    assert value_of(no_draft, "--speculative-algorithm") == "DFLASH"
+    assert value_of(no_draft, "--speculative-draft-model-path") == "/srv/models/unknown"
+    (no_cards,) = planned_on_gpus(definition(**WISH), gpus=[])
+    assert no_cards["memory"] is None
+    assert value_of(no_cards, "--max-running-requests") == "16"
+
+
+def test_a_draft_model_is_planned_with_its_target() -> None:
+    strategy = {"method": "dflash", "draft_model": DFLASH}
+    (planned,) = planned_on_gpus(definition(**{**WISH, "strategy": strategy, "concurrency": 4}))
+    assert planned["memory"]["pools_gib"]["draft_weights"] > 0
+
+
+def test_faults_of_memory_are_reported_with_all_others() -> None:
+    with pytest.raises(ProblemsError) as raised:
+        planned_on_gpus(
+            definition(**{**WISH, "concurrency": 400}),
+            definition(name="typo", port=30001, gpus=[2], kontext=1),
+        )
+    misspelt, too_many = (str(problem) for problem in raised.value.problems)
+    assert misspelt.startswith("typo: kontext: is not a known key")
+    assert too_many.startswith("chat: concurrency: ")
+
+
+def test_a_model_that_is_not_understood_is_refused_by_name() -> None:
+    settings = read_host({**GPU_HOST, "gpus": CARDS})
+    with pytest.raises(ProblemsError, match=r"chat: /srv/models/qwen36-27b/config.json: .*NewForCausalLM"):
+        plan_host(
+            instances=[definition(**WISH)],
+            settings=settings,
+            models={QWEN: {"architectures": ["NewForCausalLM"]}},
+        )
