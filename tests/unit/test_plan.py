@@ -343,7 +343,8 @@ def test_faults_of_memory_are_reported_with_all_others() -> None:
         )
     misspelt, too_many = (str(problem) for problem in raised.value.problems)
     assert misspelt.startswith("typo: kontext: is not a known key")
-    assert too_many.startswith("chat: concurrency: ")
+    assert too_many.startswith("chat: memory: nothing is left for the KV cache: 94.24 GiB are free")
+    assert "ask for at most 23 requests" in too_many
 
 
 def test_a_model_that_is_not_understood_is_refused_by_name() -> None:
