@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import probe
+from .attempts import EXIT_GAVE_UP, SENTENCE, Attempts
 from .diagnosis import signal_name
 from .journal import Line, redact
 from .readiness import FAILED, LOADING, READY, STALLED, Answers, Expectation, Follower, child_state
@@ -92,6 +93,7 @@ class Launcher:
         """``plan`` is the instance's plan file, ``argv`` the engine's command line."""
         expectation = Expectation.from_plan(plan)
         self._argv = list(argv)
+        self._attempts = Attempts(plan["name"])
         self._notifier = notifier
         self._follower = Follower(expectation, started=time.monotonic())
         self._wakeup, self._wakeup_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -107,6 +109,7 @@ class Launcher:
 
     def run(self) -> int:
         """Start the engine and stay until it has ended."""
+        self._attempts.begin()
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         signal.set_wakeup_fd(self._wakeup_end, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGQUIT, signal.SIGHUP):
@@ -179,6 +182,7 @@ class Launcher:
         self._verdict = verdict
         if verdict.state == READY:
             _keep(verdict)
+            self._attempts.forget()
             self._notifier.send(READY=1)
         elif verdict.state in (FAILED, STALLED):
             self._failed_since = self._failed_since or now
@@ -191,6 +195,7 @@ class Launcher:
     def _translate(self, engine: int, status: int) -> int:
         """Turn the engine's end into the unit's, with the cause as the last line of the journal."""
         if self._stop_requested and status in TERMINAL_STOPS:
+            self._attempts.forget()
             return 0
         now = time.monotonic()
         self._follower.feed(self._tail, now)
@@ -202,11 +207,13 @@ class Launcher:
         how = f"ended by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
         what = "had to be killed" if self._condemned else how
         remedy = f" What to do: {verdict.remedy}" if verdict.remedy else ""
+        last = self._attempts.exhausted()
+        remedy += SENTENCE if last else ""
         _write(_one_line(f"sglang-metal: the engine {what} {when}: {verdict.sentence}{remedy}") + "\n")
         self._notifier.send(STATUS=verdict.status)
         # Whoever is killed has refused nothing.
         refused = verdict.phase == "arguments" and status > 0 and not self._serving
-        return EXIT_ARGUMENTS if refused else EXIT_CRASHED
+        return EXIT_ARGUMENTS if refused else EXIT_GAVE_UP if last else EXIT_CRASHED
 
 
 class Prober:

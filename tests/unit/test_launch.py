@@ -187,7 +187,13 @@ class Bench:
     def launch(self, argv: list[str], /, **plan: object) -> int:
         """Start and stay; the result is the unit's exit status."""
         place = self._directory / "plan.json"
-        common = {"model": MODEL, "served_model_name": NAME, "host": "127.0.0.1", "port": self.port}
+        common = {
+            "name": NAME,
+            "model": MODEL,
+            "served_model_name": NAME,
+            "host": "127.0.0.1",
+            "port": self.port,
+        }
         content = {**common, "argv": argv[:1], "engine_version": "0.5.23", **plan}
         place.write_text(json.dumps(content), encoding="utf-8")
         status = launch.main([str(place), "--", *argv])
@@ -549,6 +555,35 @@ def test_only_the_newest_lines_are_kept_while_serving(
     assert "--x" not in bench.journal[-1]
 
 
+@pytest.mark.parametrize(("starts_before", "expected"), [(1, launch.EXIT_CRASHED), (2, launch.EXIT_GAVE_UP)])
+def test_the_last_failing_start_in_a_row_says_so(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts_before: int, expected: int
+) -> None:
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
+    (tmp_path / f"{NAME}.starts").write_bytes(b"." * starts_before)
+    assert bench.launch(program("import os; os.kill(os.getpid(), 9)")) == expected
+    assert ("systemd makes no further one" in bench.journal[-1]) == (expected == launch.EXIT_GAVE_UP)
+
+
+def test_a_start_that_became_ready_ends_the_row(
+    bench: Bench, puppet: Puppet, serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
+    starts = tmp_path / f"{NAME}.starts"
+    starts.write_bytes(b"..")
+    bench.manager.on("loading: arguments", puppet.say(*ready_lines(serving.port)))
+    gone = []
+
+    def look_and_stop() -> None:
+        wait_until(lambda: not starts.exists())
+        gone.append(True)
+        interrupt_self()
+
+    bench.manager.on("READY=1", look_and_stop)
+    assert bench.launch(puppet.argv) == 0
+    assert gone
+
+
 def test_an_engine_that_lingers_after_a_fatal_line_is_killed(
     bench: Bench, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -687,7 +722,14 @@ LAUNCH = "import sys; sys.path.insert(0, sys.argv.pop(1)); from sglang_kit.cli i
 
 def test_the_engine_does_not_outlive_its_launcher(tmp_path: Path) -> None:
     place = tmp_path / "plan.json"
-    plan = {"model": MODEL, "served_model_name": NAME, "host": "127.0.0.1", "port": 31000, "argv": []}
+    plan = {
+        "name": NAME,
+        "model": MODEL,
+        "served_model_name": NAME,
+        "host": "127.0.0.1",
+        "port": 31000,
+        "argv": [],
+    }
     place.write_text(json.dumps(plan), encoding="utf-8")
     kit = Path(launch.__file__).parent.parent
     say_pid = program("import os, signal; print(os.getpid(), flush=True); signal.pause()")
