@@ -22,7 +22,7 @@ demo: setup ## Boot a local host, deploy a real SGLang server to it and show wha
 	$(BIN)/ansible-playbook deploy.yml -l sandbox
 
 .PHONY: test
-test: setup lint unit integration molecule ## Run all tests (what CI runs)
+test: setup lint unit engines integration molecule ## Run all tests (what CI runs)
 
 .PHONY: unit
 unit: setup ## Test the kit, the filters and the modules; full branch coverage of the kit
@@ -32,6 +32,10 @@ unit: setup ## Test the kit, the filters and the modules; full branch coverage o
 .PHONY: tables
 tables: setup ## Write the generated tables into the documentation again
 	$(BIN)/python scripts/tables.py
+
+.PHONY: engines
+engines: setup ## Test tables and rules against installed engines (skipped without a Python that they support)
+	SGLANG_TEST_VENVS=$$(scripts/engines 0.5.15.post1 0.5.23) $(BIN)/python -m pytest tests/engine
 
 .PHONY: integration
 integration: setup ## Test the sandbox and what only a real systemd can say
