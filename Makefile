@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
 PACKAGES := python3-venv mmdebstrap systemd-container openssh-client iproute2 ca-certificates
-SOURCES := module_utils library filter_plugins sandbox scripts tests benchmarks molecule
+SOURCES := module_utils library action_plugins filter_plugins sandbox scripts tests benchmarks molecule
 
 .PHONY: help
 help: ## Show the targets
@@ -22,7 +22,7 @@ demo: setup ## Boot a local host, deploy a real SGLang server to it and show wha
 	$(BIN)/ansible-playbook deploy.yml -l sandbox
 
 .PHONY: test
-test: setup lint unit engines integration molecule ## Run all tests (what CI runs)
+test: setup lint unit newest engines integration molecule ## Run all tests (what CI runs)
 
 .PHONY: unit
 unit: setup ## Test the kit, the filters and the modules; full branch coverage of the kit
@@ -36,6 +36,10 @@ tables: setup ## Write the generated tables into the documentation again
 .PHONY: engines
 engines: setup ## Test tables and rules against installed engines (skipped without a Python that they support)
 	SGLANG_TEST_VENVS=$$(scripts/engines 0.5.15.post1 0.5.23) $(BIN)/python -m pytest tests/engine
+
+.PHONY: newest
+newest: setup ## Run the unit tests on Debian 13 with the newest ansible-core
+	scripts/newest
 
 .PHONY: integration
 integration: setup ## Test the sandbox and what only a real systemd can say
