@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from . import launch, why
+from . import launch, preflight, why
 
-VERBS = {"launch": launch.main, "why": why.main}
+VERBS = {"launch": launch.main, "preflight": preflight.main, "why": why.main}
 
 
 def main() -> int:

@@ -33,6 +33,9 @@ START_SECONDS = 120
 STOP_SECONDS = 180
 """Longest drain of running requests, the engine's own 5 to 20 s of shutdown included."""
 
+NVIDIA_DEVICES = ("char-nvidia* rw",)
+"""All groups of the driver in ``/proc/devices``; CUDA needs nvidia, nvidia-uvm and their control nodes."""
+
 
 @dataclass(frozen=True)
 class HostSettings:
@@ -212,11 +215,16 @@ def _plan(
         path=settings.path,
         library_path=settings.library_path,
     )
+    if instance.args.get("enable-metrics"):
+        # One directory an instance, wiped at every start: the engine never removes what it writes there.
+        environment.setdefault("PROMETHEUS_MULTIPROC_DIR", f"/run/sglang/{instance.name}")
     limits = {"start_seconds": START_SECONDS, "stop_seconds": STOP_SECONDS}
     mark = fingerprint.fingerprint(argv=argv, environment=environment, limits=limits)
     environment[fingerprint.VARIABLE] = mark
     place = f"{settings.config_directory}/{instance.name}"
-    launcher = ("/usr/bin/python3", "-IB", settings.kit, "launch", f"{place}.plan.json", "--", *argv)
+    kit = ("/usr/bin/python3", "-IB", settings.kit)
+    launcher = (*kit, "launch", f"{place}.plan.json", "--", *argv)
+    gate = (*kit, "preflight", f"{place}.plan.json")
     return {
         "name": instance.name,
         "unit": instance.unit,
@@ -224,6 +232,7 @@ def _plan(
         "model": instance.model,
         "served_model_name": instance.served_model_name,
         "gpus": list(instance.gpus),
+        "shared": instance.shared,
         "strategy": instance.strategy.method,
         "draft_model": instance.strategy.draft_model,
         "host": instance.host,
@@ -241,6 +250,8 @@ def _plan(
         "environment": environment,
         "environment_lines": [unit.environment_line(*item) for item in environment.items()],
         "exec_start": unit.command_line(launcher),
+        "exec_start_pre": f"+{unit.command_line(gate)}",
+        "device_allow": list(NVIDIA_DEVICES) if instance.gpus else [],
         "description": unit.value(f"SGLang {instance.name} ({instance.served_model_name})"),
         "plan_file": f"{place}.plan.json",
         "environment_file": f"{place}.env",

@@ -68,6 +68,13 @@ def survey(
     )
 
 
+def gpus_in_use() -> tuple[tuple[read.Gpu, ...], tuple[GpuProcess, ...]]:
+    """Look at the GPUs and at who holds their memory; both are empty without a driver."""
+    nvidia_smi = shutil.which("nvidia-smi", path=PROGRAMS) or ""
+    gpus, _ = read.gpus(_output(nvidia_smi, f"--query-gpu={GPU_QUERY}", CSV))
+    return gpus, _processes(nvidia_smi, gpus) if gpus else ()
+
+
 def _booted() -> bool:
     """sd_booted(3)."""
     return Path("/run/systemd/system").is_dir()

@@ -41,5 +41,6 @@ def test_anything_else_says_which_verbs_there_are(
 def test_the_verbs_are_those_of_units_and_people() -> None:
     assert {verb: room.__module__ for verb, room in cli.VERBS.items()} == {
         "launch": "sglang_kit.launch",
+        "preflight": "sglang_kit.preflight",
         "why": "sglang_kit.why",
     }

@@ -205,3 +205,16 @@ def test_directories_that_are_there_and_those_to_be_made(
 
     monkeypatch.setattr("pwd.getpwuid", nobody)
     assert look(tmp_path, directories=paths[:1]).directories[0].owner == str(os.geteuid())
+
+
+def test_gpus_and_who_uses_them_without_the_rest(host: Tools) -> None:
+    row = "GPU-dc5e4593-5e61-e052-9f6d-0f0689604717, 4194305, 4706, gone"
+    host.place("nvidia-smi", f"case $1 in --query-gpu=*) {printing(GPUS)}\n;; *) {printing(row)}\n;; esac")
+    gpus, users = survey.gpus_in_use()
+    assert [gpu.index for gpu in gpus] == [0]
+    assert [(user.pid, user.memory_bytes) for user in users] == [(4194305, 4706 * MIB)]
+
+
+@pytest.mark.usefixtures("host")
+def test_no_driver_no_gpus() -> None:
+    assert survey.gpus_in_use() == ((), ())
