@@ -43,15 +43,16 @@ class Request:
     wish: Wish
 
 
-def taken_bytes(found: Prediction) -> int:
-    """Bytes of one GPU which a serving instance holds, its CUDA context included."""
-    return found.moments[0].free - found.moments[-1].free + found.weights + CONTEXT_BYTES
+def taken_bytes(found: Prediction, card: Card) -> int:
+    """Bytes of ``card`` which a serving instance holds, its CUDA context included."""
+    return (card.free or 0) - found.moments[-1].free + CONTEXT_BYTES
 
 
 def plan_shared(requests: Sequence[Request], cards: Mapping[str, Card]) -> dict[str, Plan]:
     """Plan instances in their start order; ``cards`` says what each GPU has before the first one starts.
 
-    An instance that shares a GPU gets what is free divided by those still to start there, itself included.
+    An instance that shares a GPU gets what is free divided by those still to start there, itself included;
+    one without a GPU is planned for the CPU.
     Raises ``ProblemsError`` with the faults of all.
     """
     free = {gpu: card.free or 0 for gpu, card in cards.items()}
@@ -78,7 +79,7 @@ def plan_shared(requests: Sequence[Request], cards: Mapping[str, Card]) -> dict[
             continue
         plans[request.name] = found
         for gpu in request.gpus:
-            free[gpu] -= taken_bytes(found.prediction)
+            free[gpu] -= taken_bytes(found.prediction, card)
     if problems:
         raise ProblemsError(problems)
     return plans

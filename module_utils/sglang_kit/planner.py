@@ -34,6 +34,7 @@ _LEAST_CONTEXT = 1024
 _DEFAULT_STEPS = 3
 _CPU_REQUESTS = 8
 _REMEDIES = 3
+_RANKS = (2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -367,7 +368,8 @@ def _error_fault(case: _Case, requests: int | None, found: Prediction) -> tuple[
     if "SWA pool" in found.error:
         return "memory", found.error.partition(": ")[2]
     left = f"nothing is left for the KV cache: {human(free)} are free, weights take {human(needed)}"
-    return "memory", f"{left}{_held(case, requests)}"
+    kept = f", {human(case.headroom)} stay free" if case.wish.memory.fraction is None else ""
+    return "memory", f"{left}{_held(case, requests)}{kept}"
 
 
 def _requests_fault(case: _Case, requests: int, found: Prediction) -> tuple[str, str]:
@@ -403,7 +405,10 @@ def _remedy(case: _Case) -> str:
             found.append(text)
     if not found:
         found = [text for text, wish in _last_resorts(case) if _works(case, wish)][:1]
-    return " or ".join(found) or "no setting of this model works on this card: use more or larger GPUs"
+    return (
+        " or ".join(found)
+        or f"no setting works, not on {_RANKS[-1]} times as many such GPUs: use larger ones"
+    )
 
 
 def _works(case: _Case, wish: Wish) -> bool:
@@ -438,7 +443,8 @@ def _changes(case: _Case) -> Iterator[tuple[str, Wish]]:
         yield "set memory.kv_dtype: fp8_e4m3", replace(wish, memory=replace(pins, kv_dtype="fp8_e4m3"))
     if wish.strategy.method != "none":
         yield "set strategy.method: none", replace(wish, strategy=Strategy())
-    for ranks in (2 * wish.tensor_parallel, 4 * wish.tensor_parallel, 8 * wish.tensor_parallel):
+    for factor in _RANKS:
+        ranks = factor * wish.tensor_parallel
         yield f"use {ranks} such GPUs", replace(wish, tensor_parallel=ranks)
 
 
@@ -463,6 +469,11 @@ def _last_resorts(case: _Case) -> Iterator[tuple[str, Wish]]:
     yield from _shorter(case, plain, " and ask for one request, without speculation and prefix cache")
     small = replace(plain, memory=MemoryPins(kv_dtype="fp8_e4m3", headroom_gib=0.5))
     yield from _shorter(case, small, ", ask for one request, with fp8_e4m3 and 0.5 GiB headroom")
+    for factor in _RANKS:
+        ranks = factor * case.wish.tensor_parallel
+        yield from _shorter(
+            case, replace(one, tensor_parallel=ranks), f", ask for one request and use {ranks} such GPUs"
+        )
 
 
 def _most_requests(case: _Case, wanted: int) -> int:
@@ -554,10 +565,8 @@ def _binds(case: _Case, found: Prediction) -> str:
     if moment.name == "serving":
         chunk = f"a prefill chunk of {case.resolved.prefill_chunk:,} tokens and libraries"
         return f"{text} ({human(found.activation_bytes)} for {chunk})"
-    if found.draft_weights_loading > found.draft_weights:
-        loading, after = human(found.draft_weights_loading), human(found.draft_weights)
-        return f"{text} (the draft model loads beside the pools: {loading} for a moment, {after} afterwards)"
-    return text
+    loading, after = human(found.draft_weights_loading), human(found.draft_weights)
+    return f"{text} (the draft model loads beside the pools: {loading} for a moment, {after} afterwards)"
 
 
 def _reasons(case: _Case, best: _Try) -> Iterator[str]:

@@ -18,9 +18,10 @@ Out: ``case`` (as given), ``weights_gib``, ``mem_fraction_static``, ``max_runnin
 ``k_gib``, ``v_gib``; for hybrid models ``mamba_slots``, ``slots_per_request``, ``conv_gib``, ``ssm_gib``;
 with speculation ``intermediate_ssm_gib``, ``intermediate_conv_gib``, ``draft_weights_gib`` (while loading),
 ``draft_k_gib``, ``draft_v_gib``; for sliding windows with a pool of their own ``sliding_tokens``; then
-``free_after_target_pools_gib``, ``free_least_gib`` with ``free_least_moment``, ``free_at_end_gib``. Or
-``error`` in the engine's words, or ``problems`` where the line cannot be read. ``not_modelled`` names flags
-that move memory in ways the formulas do not know, and a draft model whose config is missing.
+``free_after_target_pools_gib``, the least of the start ``free_least_gib`` with its ``free_least_moment``,
+``free_at_end_gib`` of the start and ``free_serving_gib`` under load. Or ``error`` in the engine's words, or
+``problems`` where the line cannot be read. ``not_modelled`` names flags that move memory in ways the
+formulas do not know, and a draft model whose config is missing.
 """
 
 from __future__ import annotations
@@ -204,9 +205,12 @@ def _answer(found: Prediction, line: CommandLine, model: Model) -> dict[str, Any
     if found.moments:
         pools = next(moment for moment in found.moments if moment.name == "pools allocated")
         answer["free_after_target_pools_gib"] = gib(pools.free)
-        answer["free_least_gib"] = gib(found.tightest.free)
-        answer["free_least_moment"] = found.tightest.name
-        answer["free_at_end_gib"] = gib(found.moments[-2].free)
+        *start, serving = found.moments
+        least = min(start, key=lambda moment: moment.free)
+        answer["free_least_gib"] = gib(least.free)
+        answer["free_least_moment"] = least.name
+        answer["free_at_end_gib"] = gib(start[-1].free)
+        answer["free_serving_gib"] = gib(serving.free)
     return answer
 
 

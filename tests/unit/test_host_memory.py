@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sglang_kit.engine import facts
+from sglang_kit.host_memory import (
+    CONTEXT_BYTES,
+    Request,
+    check_host_memory,
+    host_bytes,
+    plan_shared,
+    taken_bytes,
+)
+from sglang_kit.instance import MemoryPins, Strategy
+from sglang_kit.problem import ProblemsError
+from sglang_kit.quantity import GIB
+from sglang_kit.rules import Wish
+from sglang_kit.settings import Settings
+
+from tests.sizing import LAST, card, model
+
+
+def request(name: str, *gpus: str, of: str = "qwen3-8b", **wish: Any) -> Request:  # noqa: ANN401 - any field
+    return Request(name, gpus, model(of), None, facts(LAST), Wish(context_length=8192, **wish))
+
+
+def test_an_instance_alone_gets_its_card() -> None:
+    found = plan_shared([request("chat", "0"), request("code", "1")], {"0": card(93), "1": card(139)})
+    assert list(found) == ["chat", "code"]
+    assert found["chat"].prediction.kv_tokens < found["code"].prediction.kv_tokens
+    assert 4 * GIB <= found["chat"].prediction.tightest.free < 4.3 * GIB
+
+
+def test_the_poorest_card_of_a_group_counts() -> None:
+    cards = {"0": card(139), "1": card(60)}
+    both = plan_shared([request("chat", "0", "1", tensor_parallel=2)], cards)
+    poor = plan_shared([request("chat", "1", tensor_parallel=2)], cards)
+    assert both["chat"].prediction == poor["chat"].prediction
+
+
+def test_instances_share_a_card_in_their_order() -> None:
+    found = plan_shared([request(name, "0") for name in ("a", "b", "c")], {"0": card(120)})
+    sizes = [plan.prediction.weights + plan.prediction.kv_bytes for plan in found.values()]
+    assert sum(sizes) < 120 * GIB
+    assert max(sizes) - min(sizes) < 8 * GIB
+    last = found["c"].prediction
+    assert last.tightest.free >= 4 * GIB
+
+
+def test_a_pinned_fraction_is_not_changed() -> None:
+    pinned = request("a", "0", memory=MemoryPins(fraction=0.5))
+    found = plan_shared([pinned, request("b", "0")], {"0": card(120)})
+    assert found["a"].settings.memory_fraction == 0.5
+
+
+def test_a_pinned_headroom_stays_beside_the_others_share() -> None:
+    wide = request("a", "0", memory=MemoryPins(headroom_gib=10))
+    found = plan_shared([wide, request("b", "0")], {"0": card(120)})
+    assert found["a"].headroom_bytes == pytest.approx(65 * GIB)
+
+
+def test_faults_of_all_instances_come_together() -> None:
+    big = [request(name, "0", of="llama-4-scout") for name in ("a", "b")]
+    with pytest.raises(ProblemsError) as caught:
+        plan_shared([*big, request("c", "0")], {"0": card(100)})
+    assert {problem.where for problem in caught.value.problems} == {"a", "b"}
+
+
+def test_the_draft_and_the_context_count_as_taken() -> None:
+    strategy = Strategy("mtp", steps=3)
+    found = plan_shared([request("a", "0", of="qwen36-27b", strategy=strategy)], {"0": card(120)})[
+        "a"
+    ].prediction
+    assert taken_bytes(found, card(120)) == 120 * GIB - found.moments[-1].free + CONTEXT_BYTES
+    held = found.weights + found.draft_weights + found.state_bytes + found.kv_bytes
+    assert held < taken_bytes(found, card(120)) < held + 4 * GIB
+
+
+def test_without_a_gpu_the_cpu_is_planned_for() -> None:
+    tiny = Request("a", (), model("tiny-gpt2"), None, facts(LAST), Wish(base=Settings(device="cpu")))
+    assert dict(plan_shared([tiny], {})["a"].values)["total_tokens"] == 8192
+
+
+def test_main_memory() -> None:
+    plain = request("chat", "0", "1", tensor_parallel=2)
+    cached = request("code", "2", base=Settings(hierarchical_gib_per_rank=30))
+    assert (host_bytes(plain), host_bytes(cached)) == (13 * GIB, 38 * GIB)
+    needs = [("chat", 13 * GIB), ("code", 38 * GIB)]
+    assert check_host_memory(needs, total=51 * GIB) == []
+    (problem,) = check_host_memory(iter(needs), total=50 * GIB)
+    assert problem.message == (
+        "the instances need 51.00 GiB of main memory, the host has 50.00 GiB (chat 13.00 GiB, code 38.00 GiB)"
+    )
