@@ -29,6 +29,14 @@ def sglang_plan(
         raise AnsibleTemplatePluginError(str(error), obj=instances) from error
 
 
+def sglang_secrets(instances: object, host: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Name the files of the secrets, with what they hold: for an option that is never shown."""
+    try:
+        return plan.secret_files(instances=instances, settings=plan.read_host(host))
+    except ProblemsError as error:
+        raise AnsibleTemplatePluginError(str(error), obj=instances) from error
+
+
 def sglang_actions(plans: list[dict[str, Any]], observed: Mapping[str, Any]) -> list[dict[str, str]]:
     """Say what must be started, restarted or stopped."""
     return fingerprint.actions(plans, observed)
@@ -48,4 +56,5 @@ class FilterModule:
             "sglang_actions": sglang_actions,
             "sglang_plan": sglang_plan,
             "sglang_report": sglang_report,
+            "sglang_secrets": sglang_secrets,
         }

@@ -22,7 +22,7 @@ MODULE = "sglang.launch_server"
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 LOOPBACK = "127.0.0.1,localhost,::1"
 
-_OWNERS = {
+OWNERS = {
     "model": "model",
     "served_model_name": "served_model_name",
     "host": "host",
@@ -43,24 +43,34 @@ _OWNERS = {
     "state_slots": "memory.state_slots",
     "state_ratio": "memory.state_ratio",
     "state_dtype": "memory.state_dtype",
+    "api_key": "secrets.api_key",
+    "admin_api_key": "secrets.admin_api_key",
 }
 """Meaning of a flag -> the key of the instance that says it."""
+
+_VARIABLES = {
+    VISIBLE_GPUS: "gpus",
+    "HF_TOKEN": "secrets.hf_token",
+    "HUGGING_FACE_HUB_TOKEN": "secrets.hf_token",
+}
+"""Variable -> the key of the instance that says it."""
 
 
 def check_arguments(instance: Instance, facts: EngineFacts) -> list[Problem]:
     """Judge ``args`` and ``env``: exact names of this version, none that a key of the instance says."""
-    keys = {_field(facts, facts.flag(meaning)): key for meaning, key in _OWNERS.items()}
+    keys = {field(facts, facts.flag(meaning)): key for meaning, key in OWNERS.items()}
     owned = [
         _owned(instance, f"args.{flag}", key)
         for flag in instance.args
-        if (key := keys.get(_field(facts, f"--{flag}")))
+        if (key := keys.get(field(facts, f"--{flag}")))
     ]
-    if VISIBLE_GPUS in instance.env:
-        owned.append(_owned(instance, f"env.{VISIBLE_GPUS}", "gpus"))
+    owned += [
+        _owned(instance, f"env.{name}", key) for name, key in _VARIABLES.items() if name in instance.env
+    ]
     return [*owned, *check_flags(facts.version, user_words(instance), where=instance.name)]
 
 
-def _field(facts: EngineFacts, flag: str) -> str:
+def field(facts: EngineFacts, flag: str) -> str:
     """Name the engine's field of a flag, which all its aliases share; the flag itself where it is unknown."""
     known = known_flags(facts.version).get(flag)
     return known.field if known else flag
@@ -89,10 +99,10 @@ def engine_argv(
     if instance.tensor_parallel > 1:
         own["tensor_parallel"] = instance.tensor_parallel
     words = [python, "-m", MODULE]
-    said = {_field(facts, f"--{flag}") for flag in instance.args}
+    said = {field(facts, f"--{flag}") for flag in instance.args}
     for meaning, value in {**own, **settings}.items():
         flag = facts.flag(meaning)
-        if _field(facts, flag) not in said:
+        if field(facts, flag) not in said:
             words += _flag(flag, value)
     return (*words, *user_words(instance))
 

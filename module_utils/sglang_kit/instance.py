@@ -8,9 +8,10 @@ the user left out is ``None`` or the default named there. All faults of all inst
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Callable, Union
 
 if TYPE_CHECKING:
@@ -56,6 +57,20 @@ class MemoryPins:
 
 
 @dataclass(frozen=True)
+class Secrets:
+    """Keys of the instance's API and the token for a model hub; never shown."""
+
+    api_key: str | None = field(default=None, repr=False)
+    admin_api_key: str | None = field(default=None, repr=False)
+    hf_token: str | None = field(default=None, repr=False)
+
+    @property
+    def given(self) -> dict[str, str]:
+        """Those that there are, by name."""
+        return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) is not None}
+
+
+@dataclass(frozen=True)
 class Instance:
     """One sound definition with defaults filled in."""
 
@@ -73,7 +88,9 @@ class Instance:
     memory: MemoryPins = field(default_factory=MemoryPins)
     args: Mapping[str, Argument] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Secrets = field(default_factory=Secrets)
     shared: bool = False
+    accept_exposed: bool = False
     accept_overrides: tuple[str, ...] = ()
     state: str = "started"
     canary: bool = True
@@ -171,6 +188,13 @@ def _boolean(value: object) -> bool:
     return bool(value)
 
 
+def _secret(value: object) -> str:
+    """Read a token as HTTP takes it (RFC 6750, b64token); a short one could not be masked in a log."""
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9._~+/-]{8,512}=*", value):
+        raise _Bad("is not a token of 8 or more letters, digits and any of '-._~+/'", "make a longer one")
+    return str(value)
+
+
 def _one_of(choices: Sequence[str]) -> _Reader:
     def read(value: object) -> str:
         if value not in choices:
@@ -244,6 +268,7 @@ KEYS: dict[str, _Reader] = {
     "concurrency": _COUNT,
     "prefix_cache": _boolean,
     "shared": _boolean,
+    "accept_exposed": _boolean,
     "accept_overrides": _texts,
     "state": _one_of(STATES),
     "canary": _boolean,
@@ -264,7 +289,12 @@ MEMORY_KEYS: dict[str, _Reader] = {
     "headroom_gib": _number(0.0, 10_000.0, or_low=True),
 }
 MAPS: dict[str, Callable[[object, object], Any]] = {"args": _argument, "env": _variable}
-GROUPS = {"strategy": (STRATEGY_KEYS, Strategy), "memory": (MEMORY_KEYS, MemoryPins)}
+SECRET_KEYS: dict[str, _Reader] = {"api_key": _secret, "admin_api_key": _secret, "hf_token": _secret}
+GROUPS = {
+    "strategy": (STRATEGY_KEYS, Strategy),
+    "memory": (MEMORY_KEYS, MemoryPins),
+    "secrets": (SECRET_KEYS, Secrets),
+}
 REQUIRED = {
     "name": "name it as its unit shall be called after 'sglang-'",
     "model": "give the model's directory on the host",
@@ -317,13 +347,16 @@ def _read_instance(raw: Mapping[Any, object], position: int, found: Collector) -
     instance = Instance(**values)
     if not any(problem.key.startswith("strategy") for problem in found.problems[before:]):
         _check_strategy(instance, found)
+    if not any(problem.key in ("host", "secrets", "secrets.api_key") for problem in found.problems[before:]):
+        _check_exposure(instance, found)
     return instance
 
 
 def _is_mapping(value: object, where: str, key: str, found: Collector) -> TypeGuard[dict[Any, object]]:
     if isinstance(value, dict):
         return True
-    found.add(where, key, f"{value!r} is not a mapping of keys to values")
+    shown = "this" if key == "secrets" else repr(value)
+    found.add(where, key, f"{shown} is not a mapping of keys to values")
     return False
 
 
@@ -388,6 +421,24 @@ def _check_strategy(instance: Instance, found: Collector) -> None:
                 "is not used by method none",
                 "choose a method, or remove it",
             )
+
+
+def _check_exposure(instance: Instance, found: Collector) -> None:
+    """Refuse a server that everybody in the network may use, unless that was said."""
+    if instance.secrets.api_key is None and not instance.accept_exposed and not _is_loopback(instance.host):
+        found.add(
+            instance.name,
+            "host",
+            f"{instance.host} can be reached from other machines, and nobody is asked for a key",
+            "give secrets.api_key, or say accept_exposed: true",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _nearest(value: object, known: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ The engine runs as the one child of this process, in the same control group:
   start's time limit is extended whenever a stage moves;
 * SIGTERM goes to the engine's main process alone, which drains; the engine's workers have no
   handler and would drop their requests;
+* the instance's keys reach the engine inside its process, and no line of its output;
 * a requested stop ends with status 0 however the engine's version ends its own (up to 0.5.18 it
   kills itself with SIGKILL after a clean drain), and a crash never does;
 * workers that lose their parent while loading are adopted here instead of by PID 1, which they
@@ -29,7 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import probe
+from . import credentials, probe
 from .attempts import EXIT_GAVE_UP, SENTENCE, Attempts
 from .diagnosis import signal_name
 from .journal import Line, redact
@@ -38,6 +39,7 @@ from .readiness import FAILED, LOADING, READY, STALLED, Answers, Expectation, Fo
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from .credentials import Credentials
     from .readiness import Verdict
 
 EXIT_CRASHED = 1
@@ -90,14 +92,15 @@ class Launcher:
     """One start of one instance, from the first line to the end of the engine."""
 
     def __init__(self, plan: Mapping[str, Any], argv: Sequence[str], notifier: Notifier) -> None:
-        """``plan`` is the instance's plan file, ``argv`` the engine's command line."""
+        """``plan`` is the instance's plan file, ``argv`` the engine's command line without secrets."""
         expectation = Expectation.from_plan(plan)
-        self._argv = list(argv)
+        self._secrets = credentials.of_unit()
+        self._argv = with_secrets(argv) if self._secrets.values else list(argv)
         self._attempts = Attempts(plan["name"])
         self._notifier = notifier
         self._follower = Follower(expectation, started=time.monotonic())
         self._wakeup, self._wakeup_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._prober = Prober(expectation, plan["host"], self._wakeup_end)
+        self._prober = Prober(expectation, plan["host"], self._wakeup_end, self._secrets)
         self._rest = b""
         self._lines = 0
         self._tail: deque[Line] = deque(maxlen=TAIL_LINES)
@@ -157,7 +160,7 @@ class Launcher:
         return bool(chunk)
 
     def _take(self, raw: Sequence[bytes]) -> None:
-        texts = [redact(line.decode(errors="backslashreplace")) for line in raw if line.strip()]
+        texts = [self._masked(line.decode(errors="backslashreplace")) for line in raw if line.strip()]
         _write("".join(f"{text}\n" for text in texts))
         now = time.monotonic()
         lines = [Line(number, text, now) for number, text in enumerate(texts, self._lines + 1)]
@@ -166,6 +169,10 @@ class Launcher:
             self._tail.extend(lines)
         else:
             self._follower.feed(lines, now)
+
+    def _masked(self, text: str) -> str:
+        """Hide the instance's own secrets, and what looks like one of somebody else's."""
+        return redact(self._secrets.masked(text))
 
     def _follow(self, engine: int) -> None:
         """Tell systemd about a start until it is ready, and end one that cannot become ready."""
@@ -219,11 +226,12 @@ class Launcher:
 class Prober:
     """Asks the engine in a thread of its own: a slow answer must not stop the engine's output."""
 
-    def __init__(self, expectation: Expectation, host: str, wakeup_end: int) -> None:
+    def __init__(self, expectation: Expectation, host: str, wakeup_end: int, secrets: Credentials) -> None:
         """``host`` is the address that the instance is bound to; an answer wakes the loop."""
         self._expectation = expectation
         self._host = host
         self._wakeup_end = wakeup_end
+        self._secrets = secrets
         self._thread: threading.Thread | None = None
         self._newest: Answers | None = None
 
@@ -241,8 +249,14 @@ class Prober:
         return newest
 
     def _run(self, names: Sequence[str]) -> None:
-        self._newest = probe.ask(self._expectation, self._host, names)
+        self._newest = probe.ask(self._expectation, self._host, names, self._secrets)
         os.write(self._wakeup_end, b"\0")
+
+
+def with_secrets(argv: Sequence[str]) -> list[str]:
+    """Let ``engine_start.py`` run the engine's module in place of ``python -m``."""
+    python, _, module, *words = argv
+    return [python, str(Path(__file__).with_name("engine_start.py")), module, *words]
 
 
 def _spawn(argv: Sequence[str]) -> tuple[int, int]:

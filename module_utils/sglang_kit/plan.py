@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from . import cards, command, engine, fingerprint, host, unit
+from . import cards, command, credentials, engine, fingerprint, host, overrides, unit
 from .host_memory import Request, plan_shared
 from .instance import GPU, Instance, read_instances
 from .model import read_config
@@ -127,6 +127,21 @@ def plan_host(
     ]
 
 
+def secret_files(*, instances: object, settings: HostSettings) -> list[dict[str, str]]:
+    """Name the files of all secrets of a host, with what they hold: path and content.
+
+    Raises ``ProblemsError`` as ``plan_host`` does for instances that cannot be read.
+    """
+    found = Collector()
+    present = [one for one in read_instances(instances, found) if one.state != "absent"]
+    found.check()
+    return [
+        {"path": credentials.file_of(settings.config_directory, one.name, name), "content": value}
+        for one in present
+        for name, value in one.secrets.given.items()
+    ]
+
+
 def _plan_memory(
     instances: Sequence[Instance],
     facts: EngineFacts,
@@ -219,7 +234,11 @@ def _plan(
         # One directory an instance, wiped at every start: the engine never removes what it writes there.
         environment.setdefault("PROMETHEUS_MULTIPROC_DIR", f"/run/sglang/{instance.name}")
     limits = {"start_seconds": START_SECONDS, "stop_seconds": STOP_SECONDS}
-    mark = fingerprint.fingerprint(argv=argv, environment=environment, limits=limits)
+    marks = {
+        name: credentials.mark(value, f"{settings.name}/{instance.name}/{name}")
+        for name, value in instance.secrets.given.items()
+    }
+    mark = fingerprint.fingerprint(argv=argv, environment=environment, limits=limits, secrets=marks)
     environment[fingerprint.VARIABLE] = mark
     place = f"{settings.config_directory}/{instance.name}"
     kit = ("/usr/bin/python3", "-IB", settings.kit)
@@ -244,6 +263,10 @@ def _plan(
         "concurrency": instance.concurrency,
         "canary": instance.canary,
         "accept_overrides": list(instance.accept_overrides),
+        "pinned": overrides.pinned(instance, facts),
+        "secrets": {
+            name: credentials.file_of(settings.config_directory, instance.name, name) for name in marks
+        },
         "after": list(after),
         "memory": None if memory is None else memory.as_dict(),
         "argv": list(argv),

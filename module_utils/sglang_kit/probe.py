@@ -6,13 +6,15 @@ import http.client
 import json
 from typing import TYPE_CHECKING, Any
 
+from .credentials import Credentials
 from .readiness import Answer, Answers, Expectation, questions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from .readiness import Question
 
+NO_CREDENTIALS = Credentials()
 TIMEOUT_SECONDS = 30.0
 """Longer than the engine's own limit for ``/health`` (20 s): a busy server must not look dead."""
 
@@ -20,18 +22,29 @@ _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S
 
 
 def ask(
-    expectation: Expectation, host: str, names: Iterable[str], headers: Mapping[str, str] | None = None
+    expectation: Expectation,
+    host: str,
+    names: Iterable[str],
+    credentials: Credentials = NO_CREDENTIALS,
+    *,
+    timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> Answers:
     """Ask the questions of these names (fields of ``Answers``), one after the other.
 
-    ``host`` is the address that the instance is bound to. A proxy is never used.
+    ``host`` is the address that the instance is bound to. A proxy is never used, and no answer holds a
+    value of the ``credentials`` (``/server_info`` gives the engine's keys in clear).
     """
     known = questions(expectation)
-    return Answers(**{name: _ask(host, expectation.port, known[name], dict(headers or {})) for name in names})
+    place = (_ANY_ADDRESS.get(host, host), expectation.port)
+    answers = {}
+    for name in names:
+        connection = http.client.HTTPConnection(*place, timeout=timeout_seconds)
+        answers[name] = _ask(connection, known[name], credentials)
+    return Answers(**answers)
 
 
-def _ask(host: str, port: int, question: Question, headers: dict[str, str]) -> Answer:
-    connection = http.client.HTTPConnection(_ANY_ADDRESS.get(host, host), port, timeout=TIMEOUT_SECONDS)
+def _ask(connection: http.client.HTTPConnection, question: Question, credentials: Credentials) -> Answer:
+    headers = credentials.headers
     body = None
     if question.body is not None:
         body = json.dumps(question.body).encode()
@@ -39,15 +52,15 @@ def _ask(host: str, port: int, question: Question, headers: dict[str, str]) -> A
     try:
         connection.request(question.method, question.path, body, headers)
         response = connection.getresponse()
-        return Answer(response.status, _decoded(response.read()))
+        text = response.read().decode(errors="replace")
+        return Answer(response.status, _decoded(credentials.masked(text)))
     except (OSError, http.client.HTTPException) as error:
         return Answer(0, error=f"{type(error).__name__}: {error}")
     finally:
         connection.close()
 
 
-def _decoded(content: bytes) -> Any:  # noqa: ANN401 - whatever JSON the server sends
-    text = content.decode(errors="replace")
+def _decoded(text: str) -> Any:  # noqa: ANN401 - whatever JSON the server sends
     try:
         return json.loads(text)
     except ValueError:

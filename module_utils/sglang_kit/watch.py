@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import probe
+from . import credentials, probe
 from .launch import PROOF
 from .readiness import FAILED, LOADING, READY, Expectation, Follower, UnitState
 from .systemd import JournalReader, unit_states
@@ -56,7 +56,8 @@ class Watch:
         asked: Sequence[str] = ()
         while verdict.ask and verdict.ask != asked:
             asked = verdict.ask
-            answers = probe.ask(self._expectation, self._plan["host"], asked)
+            secrets = credentials.of_plan(self._plan)
+            answers = probe.ask(self._expectation, self._plan["host"], asked, secrets)
             verdict = self._follower.observe(now, unit=state, answers=answers)
         if state.lifecycle != "alive" and not self._ended:
             self._ended = True  # its last lines may still be on their way to the journal

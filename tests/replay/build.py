@@ -13,6 +13,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 RECORDINGS = HERE.parent / "fixtures" / "recorded"
+FLAGS = HERE.parent / "fixtures" / "flags"
 PYTHON = Path("/usr/bin/python3")
 PYTHON_MINORS = range(9, 16)
 
@@ -28,6 +29,18 @@ if __name__ == "__main__":
     sys.exit(launch(Path(__file__).parent / "recordings" / __version__, sys.argv[1:]))
 '''
 
+SERVER_ARGS = '''"""The replayed engine's arguments, called as SGLang's own are."""
+
+from pathlib import Path
+
+from replay.arguments import ServerArgs, prepare_server_args
+from sglang import __version__
+
+PACKAGE = Path(__file__).parent.parent
+ServerArgs.recordings = PACKAGE / "recordings" / __version__
+ServerArgs.flags = PACKAGE / "flags.json"
+'''
+
 
 def build(destination: Path, version: str) -> None:
     """Write the directory; an older one is replaced."""
@@ -38,8 +51,12 @@ def build(destination: Path, version: str) -> None:
     shutil.copytree(RECORDINGS / version, engine / "recordings" / version)
     (engine / "__init__.py").write_text(f'__version__ = "{version}"\n')
     (engine / "launch_server.py").write_text(LAUNCH)
+    (engine / "srt").mkdir()
+    (engine / "srt" / "__init__.py").touch()
+    (engine / "srt" / "server_args.py").write_text(SERVER_ARGS)
+    shutil.copy(FLAGS / f"{version}.json", engine / "flags.json")
     (packages / "replay").mkdir()
-    for name in ("__init__.py", "engine.py", "recording.py"):
+    for name in ("__init__.py", "arguments.py", "engine.py", "recording.py"):
         shutil.copy(HERE / name, packages / "replay" / name)
     metadata = packages / f"sglang-{version}.dist-info"
     metadata.mkdir()

@@ -78,6 +78,7 @@ def test_everything_can_be_said() -> None:
         served_model_name="Qwen 3.6 (größer)",
         gpus=[1, "2", "GPU-8c3ab6f1-aaaa-bbbb-cccc-000000000000", "MIG-GPU-8c3ab6f1/1/0"],
         host="0.0.0.0",  # noqa: S104 - what users write
+        secrets={"hf_token": "hf_0123456789"},
         nccl_port=40000,
         context_length=32768,
         concurrency=48,
@@ -100,6 +101,7 @@ def test_everything_can_be_said() -> None:
         args={"enable-metrics": True, "enable-lora": False, "cuda-graph-bs": [1, 2], "log-level": "debug"},
         env={"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": 8, "_SHARE": 0.5, "EMPTY": ""},
         shared=True,
+        accept_exposed=True,
         accept_overrides=["attention_backend"],
         state="stopped",
         canary=False,
@@ -439,12 +441,50 @@ def test_variables_may_hold_several_lines() -> None:
     assert read_one(env={"SCRIPT": "a\r\n\tb\n"}).env == {"SCRIPT": "a\r\n\tb\n"}
 
 
-@pytest.mark.parametrize("key", [*MAPS, *GROUPS])
+@pytest.mark.parametrize("key", sorted({*MAPS, *GROUPS} - {"secrets"}))
 @pytest.mark.parametrize("value", [[], "x", 0, False])
 def test_maps_and_groups_are_mappings(key: str, value: object) -> None:
     assert the_problem(**{key: value}) == Problem(
         "chat", key, f"{value!r} is not a mapping of keys to values"
     )
+
+
+def test_secrets_are_no_part_of_what_is_shown() -> None:
+    assert the_problem(secrets="key-0123456789") == Problem(
+        "chat", "secrets", "this is not a mapping of keys to values"
+    )
+    secrets = {"api_key": "key-0123456789", "admin_api_key": "admin-0123456789=="}
+    instance = read_one(secrets=secrets)
+    assert instance.secrets.given == secrets
+    assert "0123456789" not in repr(instance)
+
+
+@pytest.mark.parametrize("value", ["short", "with space", 'quo"te-0123', "line\nend-0123", 123456789, ""])
+def test_a_secret_is_a_token_and_a_bad_one_is_not_repeated(value: object) -> None:
+    assert the_problem(secrets={"api_key": value}) == Problem(
+        "chat",
+        "secrets.api_key",
+        "is not a token of 8 or more letters, digits and any of '-._~+/'",
+        "make a longer one",
+    )
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "gpu-host", "fe80::1"])  # noqa: S104 - what users write
+def test_an_exposed_server_asks_for_a_key_unless_it_is_said_explicitly(host: str) -> None:
+    assert the_problem(host=host) == Problem(
+        "chat",
+        "host",
+        f"{host} can be reached from other machines, and nobody is asked for a key",
+        "give secrets.api_key, or say accept_exposed: true",
+    )
+    assert the_problem(host=host, secrets={"admin_api_key": "key-0123456789"}).key == "host"
+    assert read_one(host=host, secrets={"api_key": "key-0123456789"}).host == host
+    assert read_one(host=host, accept_exposed=True).accept_exposed
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.53", "::1", "localhost"])
+def test_a_loopback_address_needs_no_key(host: str) -> None:
+    assert read_one(host=host).host == host
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Callable, Protocol
 
 import pytest
 from sglang_kit import launch
+from sglang_kit.credentials import Credentials
 
 from tests.replay.build import build
 from tests.serving import MODEL, NAME, Serving
@@ -775,3 +776,38 @@ def test_a_value_stays_one_assignment_that_systemd_takes(tmp_path: Path) -> None
     assert len(message) < 4096
     assert message.decode().split("\n")[0].startswith("STATUS=failed: \U0001f525 READY=1\U0001f525")
     assert message.decode().split("\n")[1:] == ["STOPPING=1"]
+
+
+# --- secrets -------------------------------------------------------------------------------------
+
+
+def test_a_key_opens_the_engine_and_is_seen_nowhere(
+    bench: Bench, replay: MakeReplay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = "key-0123456789"
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "credentials"))
+    (tmp_path / "credentials").mkdir()
+    (tmp_path / "credentials" / "api_key").write_text(key, encoding="utf-8")
+    bench.port = free_port()
+    commands: list[str] = []
+
+    def look() -> None:
+        places = [Path(f"/proc/{pid}/cmdline") for pid in children()]
+        commands.extend(place.read_text(encoding="utf-8") for place in places)
+        interrupt_self()
+
+    bench.manager.on("READY=1", look)
+    argv = replay("0.5.23", "ready-then-stopped", "--model-path", MODEL, "--port", str(bench.port))
+    assert bench.launch(argv, served_model_name="") == 0
+    assert any("engine_start.py\0sglang.launch_server\0--model-path" in command for command in commands)
+    proof = (bench.runtime / "proof.json").read_text(encoding="utf-8")
+    assert key not in "\n".join([*bench.journal, *bench.manager.messages, *commands, proof])
+
+
+def test_what_an_engine_prints_of_its_secrets_is_masked(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "with_secrets", list)
+    monkeypatch.setattr(launch.credentials, "of_unit", lambda: Credentials({"hf_token": "hf_0123456789"}))
+    assert bench.launch(["printf", r"say hf_0123456789 aloud\n"]) == 1
+    assert bench.journal[0] == "say *** aloud"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from sglang_kit import probe
+from sglang_kit.credentials import Credentials
 from sglang_kit.readiness import Answer, Answers, Expectation
 
 from tests.serving import NAME, Serving
@@ -13,6 +14,7 @@ from tests.serving import NAME, Serving
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+SECRETS = Credentials({"api_key": "key-0123456789", "admin_api_key": "admin-0123456789"})
 EVERYTHING = ("health", "server_info", "models", "completion", "schema")
 
 
@@ -50,11 +52,19 @@ def test_a_question_with_a_body_is_json_and_one_without_has_none(serving: Servin
     assert "Content-Type" not in health.headers
 
 
-def test_headers_go_with_every_question(serving: Serving) -> None:
-    headers = {"Authorization": "Bearer x"}
-    probe.ask(expectation(serving.port), "127.0.0.1", ("completion", "health"), headers)
-    assert [asked.headers["Authorization"] for asked in serving.asked] == ["Bearer x", "Bearer x"]
-    assert headers == {"Authorization": "Bearer x"}
+def test_the_key_goes_with_every_question(serving: Serving) -> None:
+    probe.ask(expectation(serving.port), "127.0.0.1", ("completion", "health"), SECRETS)
+    assert [asked.headers["Authorization"] for asked in serving.asked] == ["Bearer key-0123456789"] * 2
+
+
+def test_no_answer_holds_a_secret(serving: Serving) -> None:
+    body = {
+        "api_key": "key-0123456789",
+        "launch_command": "--api-key=key-0123456789 --admin-api-key=admin-0123456789",
+    }
+    serving.answers["GET /server_info"] = (200, body)
+    answer = probe.ask(expectation(serving.port), "127.0.0.1", ("server_info",), SECRETS).server_info
+    assert answer == Answer(200, {"api_key": "***", "launch_command": "--api-key=*** --admin-api-key=***"})
 
 
 @pytest.mark.parametrize(

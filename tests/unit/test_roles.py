@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 import yaml
-from sglang_kit.instance import GROUPS, KEYS, MAPS, METHODS, REQUIRED, STATES, Instance, MemoryPins, Strategy
+from sglang_kit.instance import (
+    GROUPS,
+    KEYS,
+    MAPS,
+    METHODS,
+    REQUIRED,
+    STATES,
+    Instance,
+    MemoryPins,
+    Secrets,
+    Strategy,
+)
 
 ROLES = Path(__file__).resolve().parent.parent.parent / "roles"
 NAMES = sorted(place.name for place in ROLES.iterdir())
@@ -86,6 +97,7 @@ def test_choices_are_the_ones_that_the_kit_accepts(option: dict[str, Any], choic
         (OPTIONS, Instance),
         (OPTIONS["strategy"]["options"], Strategy),
         (OPTIONS["memory"]["options"], MemoryPins),
+        (OPTIONS["secrets"]["options"], Secrets),
     ],
 )
 def test_defaults_of_an_instance_are_the_kits(options: dict[str, Any], settings: type) -> None:
