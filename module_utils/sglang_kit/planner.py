@@ -7,7 +7,7 @@ and the nearest settings that do work, or the statement that there are none.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .instance import MemoryPins, Strategy
@@ -161,6 +161,7 @@ class _Case:
     wish: Wish
     start: Start
     headroom: int
+    tries: dict[int | None, _Try] = field(default_factory=dict)
 
     @property
     def settings(self) -> Settings:
@@ -246,18 +247,24 @@ def _best(case: _Case) -> _Try:
     if wanted is not None or case.model.state is None or case.settings.device == "cpu":
         return _attempt(case, wanted)
     low, high = 0, len(LADDER) - 1
-    best = _attempt(case, LADDER[0])
     while low < high:
         middle = (low + high + 1) // 2
         tried = _attempt(case, LADDER[middle])
         if tried.faults or tried.prediction.kv_tokens < LADDER[middle] * case.resolved.context_length:
             high = middle - 1
         else:
-            low, best = middle, tried
-    return best
+            low = middle
+    return _attempt(case, LADDER[low])
 
 
 def _attempt(case: _Case, requests: int | None) -> _Try:
+    """Try a number of requests, once."""
+    if requests not in case.tries:
+        case.tries[requests] = _try(case, requests)
+    return case.tries[requests]
+
+
+def _try(case: _Case, requests: int | None) -> _Try:
     """Put a number of requests through the forward function, with the best fraction for the headroom."""
     settings = _settings(case, requests)
     resolved = replace(
@@ -511,11 +518,12 @@ def _alternatives(case: _Case, best: _Try) -> tuple[Alternative, ...]:
         return ()
     below = [number for number in LADDER if number < best.requests][-2:]
     above = [number for number in LADDER if number > best.requests][:1]
-    settings = replace(case.settings, state_slots=None)
-    free = replace(case, start=replace(case.start, settings=settings))
+    if case.settings.state_slots is not None:
+        free = replace(case.settings, state_slots=None)
+        case = replace(case, start=replace(case.start, settings=free), tries={})
     found = []
     for number in (*below, *above):
-        tried = _attempt(free, number)
+        tried = _attempt(case, number)
         prediction = tried.prediction
         found.append(
             Alternative(

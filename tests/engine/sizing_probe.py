@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import traceback
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
@@ -209,7 +208,7 @@ def answer(case: dict[str, Any]) -> dict[str, Any]:
     try:
         return configurator(case) if find_spec(CONFIGURATOR) else mixin(case)
     except (RuntimeError, ValueError, AssertionError) as error:
-        return {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc(limit=-3)}
+        return {"error": f"{type(error).__name__}: {error}"}
 
 
 if __name__ == "__main__":

@@ -13,10 +13,10 @@ from sglang_kit.quantity import GIB, MIB, gib
 from sglang_kit.settings import Settings
 from sglang_kit.shapes import KvLayers
 
-from scripts import accuracy
+from scripts import memory_tables as tables
 from tests.sizing import FIRST, LAST, card, model, prediction
 
-ROWS = {row["case"]: row for row in accuracy.rows()}
+ROWS = {row["case"]: row for row in tables.rows()}
 STARTED = [case for case, row in ROWS.items() if "error" not in row and "argv" in row]
 HAND_TUNED: dict[str, Any] = {
     "algorithm": "EAGLE",
@@ -34,7 +34,7 @@ HAND_TUNED: dict[str, Any] = {
 
 @pytest.mark.parametrize("case", STARTED)
 def test_measured_starts_are_predicted(case: str) -> None:
-    found = accuracy.compare(ROWS[case])
+    found = tables.compare(ROWS[case])
     measured, predicted = found.measured, found.predicted
     assert abs(found.kv_error_mib) <= 12
     assert predicted["max_running_requests"] == measured["max_running_requests"]
@@ -59,7 +59,7 @@ def test_measured_starts_are_predicted(case: str) -> None:
 
 @pytest.mark.parametrize("case", STARTED)
 def test_slots_are_exact(case: str) -> None:
-    found = accuracy.compare(ROWS[case])
+    found = tables.compare(ROWS[case])
     if case == "lfm2":  # slots of 80 KiB, sized by what is left to the MiB
         assert found.measured["mamba_slots"] == 474_892
         assert found.predicted["mamba_slots"] == pytest.approx(474_892, abs=20)
@@ -69,19 +69,19 @@ def test_slots_are_exact(case: str) -> None:
 
 @pytest.mark.parametrize("case", STARTED)
 def test_a_config_alone_is_enough(case: str) -> None:
-    found = accuracy.compare(ROWS[case], weights_known=False)
+    found = tables.compare(ROWS[case], weights_known=False)
     assert found.predicted["weights_gib"] == pytest.approx(found.measured["weights_gib"], rel=0.02)
     assert found.predicted["kv_tokens"] == pytest.approx(found.measured["kv_tokens"], rel=0.03)
 
 
 @pytest.mark.parametrize("case", [case for case, row in ROWS.items() if "error" in row])
 def test_failed_starts_fail_with_the_same_words(case: str) -> None:
-    found = accuracy.compare(ROWS[case])
+    found = tables.compare(ROWS[case])
     assert found.predicted["error"] == found.measured["error"]
 
 
 def test_a_service_known_by_its_log_alone() -> None:
-    found = accuracy.compare(ROWS["rtxpro6000_dflash_smoke"]).predicted
+    found = tables.compare(ROWS["rtxpro6000_dflash_smoke"]).predicted
     assert {key: found[key] for key in ("mamba_slots", "conv_gib", "ssm_gib", "intermediate_ssm_gib")} == {
         "mamba_slots": 24,
         "conv_gib": 0.07,
@@ -90,8 +90,9 @@ def test_a_service_known_by_its_log_alone() -> None:
     }
 
 
-def test_the_table_of_the_documentation_is_fresh() -> None:
-    assert f"<!-- accuracy -->\n{accuracy.table()}\n<!-- end -->" in accuracy.DOCUMENT.read_text()
+def test_the_tables_of_the_documentation_are_fresh() -> None:
+    text = tables.DOCUMENT.read_text()
+    assert tables.fresh(text) == text
 
 
 def test_a_model_without_pools_of_state() -> None:
