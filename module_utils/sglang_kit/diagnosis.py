@@ -80,7 +80,16 @@ def diagnose(seen: Observation, advise: Advise | None = None) -> Diagnosis:
     """
     statements = tuple(_statements(seen))
     unexplained = any(one.kind == "traceback" and not one.follows for one in statements)
-    for cause in ROOTS if unexplained else ROOTS + CONSEQUENCES:
+    found = _described(ROOTS, seen, statements, advise)
+    if found is None and not unexplained:
+        found = _judged(seen) or _described(CONSEQUENCES, seen, statements, advise)
+    return found or _unknown(seen, statements)
+
+
+def _described(
+    rows: tuple[Cause, ...], seen: Observation, statements: tuple[_Statement, ...], advise: Advise | None
+) -> Diagnosis | None:
+    for cause in rows:
         found = _match(cause, seen, statements)
         if found:
             words, statement = found
@@ -93,7 +102,16 @@ def diagnose(seen: Observation, advise: Advise | None = None) -> Diagnosis:
                 evidence=statement.evidence,
                 reference=cause.reference,
             )
-    return _unknown(seen, statements)
+    return None
+
+
+def _judged(seen: Observation) -> Diagnosis | None:
+    """Take the launcher's word for what the log alone does not show: what the engine answered over HTTP."""
+    event = seen.first("judged")
+    if event is None or event.fields["cause"] == UNKNOWN:
+        return None
+    words = {name: str(event.fields.get(name, "")) for name in ("cause", "phase", "sentence", "remedy")}
+    return Diagnosis(**words, evidence=tuple(Evidence(line.number, line.text) for line in event.lines))
 
 
 # --- what can be judged --------------------------------------------------------------------------
@@ -757,6 +775,13 @@ CONSEQUENCES: tuple[Cause, ...] = (
         check="concurrency",
         phase="serving",
         reference="#38846",
+    ),
+    Cause(
+        "grammar-backend-unsupported",
+        "the first JSON schema would end the scheduler of this version: {detail}",
+        "add grammar-backend: llguidance to args",
+        check="grammar",
+        phase="serving",
     ),
     Cause(
         "completion-failed",

@@ -114,6 +114,7 @@ class EngineFacts:
     flags: tuple[tuple[str, str], ...]
     prefill_graph_off: tuple[str, ...]
     endpoints: tuple[str, ...]
+    xgrammar_on_cpu: bool  # else a JSON schema ends the scheduler there
     environment: tuple[tuple[str, str], ...]  # variables the version needs, whatever the instance
     cache_variables: tuple[tuple[str, str], ...]  # variable -> folder below the cache directory
     stop_signal: int  # how a drained stop ends: by this signal, or 0 for exit status 0
@@ -379,6 +380,8 @@ _HISTORY: dict[str, tuple[tuple[str, Any], ...]] = {
         ("0.5.15.post1", ("--cuda-graph-backend-prefill", "disabled")),
     ),
     # entrypoints/http_server.py
+    # constrained/xgrammar_backend.py:apply_vocab_mask
+    "xgrammar_on_cpu": (("0.5.11", False), ("0.5.23", True)),
     "endpoints": (
         ("0.5.11", (*_ENDPOINTS, "/get_load")),
         ("0.5.20", (*_ENDPOINTS, "/get_load", "/ready")),

@@ -276,6 +276,13 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("notice", "RLIMIT_NOFILE", r"Fail to set RLIMIT_NOFILE"),
     _row("build_error", "Python.h", r"Python\.h: No such file or directory"),
     _row("link_error", "shared libraries:", r"error while loading shared libraries: (?P<library>[^:\s]+)"),
+    # The launcher's last word on the engine: it also knew what the engine answered over HTTP
+    _row(
+        "judged",
+        "sglang-metal: the engine ",
+        r"^sglang-metal: the engine .+? (?:in stage \S+|while serving|while stopping): (?P<sentence>.*?)"
+        r"(?: What to do: (?P<remedy>.*))? \[cause: (?P<cause>[\w-]+), phase: (?P<phase>\w+)\]$",
+    ),
     # Progress bars
     _row("progress", "%|", r"(?:^|\s)(?P<what>[^|]{0,80}?):?\s*(?P<done_percent>\d+)%\|"),
     _row("progress", "% Completed |", r"(?P<what>[^|]{0,80}?):\s*(?P<done_percent>\d+)% Completed \|"),
@@ -621,6 +628,8 @@ class Record:
     ``time`` is monotonic seconds of the boot ``boot`` (steps of the wall clock do not move it),
     ``wall`` seconds since 1970. ``invocation`` is the unit's, also for what systemd says of it.
     ``whole`` is false where the journal had no text (``--all`` was forgotten, or the field is gone).
+    ``broken`` says that the line was longer than journald's ``LineMax=`` and goes on in the next record
+    of the same process.
     """
 
     text: str
@@ -632,6 +641,7 @@ class Record:
     pid: int | None = None
     cursor: str = ""
     whole: bool = True
+    broken: bool = False
 
 
 def parse_record(raw: str | bytes) -> Record | None:
@@ -658,6 +668,7 @@ def parse_record(raw: str | bytes) -> Record | None:
         pid=int(pid) if pid.isdigit() else None,
         cursor=_text(entry, "__CURSOR"),
         whole=message is not None,
+        broken=_text(entry, "_LINE_BREAK") == "line-max",
     )
 
 
@@ -707,10 +718,23 @@ def of_invocation(
             yield record
 
 
+def joined(records: Iterable[Record]) -> Iterator[Record]:
+    """Put lines together again that journald has broken; one that is still open at the end comes last."""
+    open_lines: dict[int | None, Record] = {}
+    for record in records:
+        head = open_lines.pop(record.pid, None)
+        whole = record if head is None else replace(head, text=head.text + record.text)
+        if record.broken:
+            open_lines[record.pid] = whole
+        else:
+            yield whole
+    yield from open_lines.values()
+
+
 def record_lines(records: Iterable[Record], *, first: int = 1) -> Iterator[Line]:
     """Turn records into numbered lines; a record may hold several."""
     number = first
-    for record in records:
+    for record in joined(records):
         for text in record.text.split("\n"):
             yield Line(number, text, record.time, record.pid, record.source)
             number += 1

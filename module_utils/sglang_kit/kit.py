@@ -13,6 +13,8 @@ import pkgutil
 from .fileset import File
 
 PACKAGE = __name__.rpartition(".")[0]
+_FOR_PEOPLE = ("why",)
+_COMMAND = '#!/bin/sh\nexec /usr/bin/python3 -IB {root}/kit {verb} "$@"\n'
 _MAIN = "import sys\n\nfrom sglang_kit.cli import main\n\nsys.exit(main())\n"
 
 
@@ -29,10 +31,17 @@ def sources() -> dict[str, str]:
     return texts
 
 
-def files(root: str) -> tuple[File, ...]:
-    """Lay the kit out below ``root``: ``kits/<hash>/`` and the link ``kit`` that points to it."""
+def files(root: str, directory: str = "/usr/local/bin") -> tuple[File, ...]:
+    """Lay the kit out below ``root``: ``kits/<hash>/`` and the link ``kit`` that points to it.
+
+    What people type lies in ``directory``.
+    """
     texts = {f"sglang_kit/{name}": text for name, text in sources().items()}
     texts["__main__.py"] = _MAIN
     digest = hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:12]
     placed = [File(f"{root}/kits/{digest}/{name}", text) for name, text in sorted(texts.items())]
-    return (*placed, File(f"{root}/kit", target=f"kits/{digest}"))
+    commands = [
+        File(f"{directory}/sglang-{verb}", _COMMAND.format(root=root, verb=verb), mode=0o755)
+        for verb in _FOR_PEOPLE
+    ]
+    return (*placed, *commands, File(f"{root}/kit", target=f"kits/{digest}"))

@@ -32,8 +32,9 @@ from typing import TYPE_CHECKING, Any
 
 from . import credentials, probe
 from .attempts import EXIT_GAVE_UP, SENTENCE, Attempts
-from .diagnosis import signal_name
+from .diagnosis import UNKNOWN, signal_name
 from .journal import Line, redact
+from .progress import took
 from .readiness import FAILED, LOADING, READY, STALLED, Answers, Expectation, Follower, child_state
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ that requests bring into the log can disturb what serves."""
 STATUS_LENGTH = 1000
 """Characters; systemd ignores a notification of more than 4096 bytes."""
 PROOF = "proof.json"
+STATE = Path("/var/lib/sglang")
+"""The units' ``StateDirectory=``."""
 TERMINAL_STOPS = {0, -signal.SIGTERM, -signal.SIGKILL}
 """Ends of the engine's main process that a requested stop explains: a drain, one before the listener
 was up, and the drain of 0.5.11 to 0.5.18, which kills itself."""
@@ -93,7 +96,8 @@ class Launcher:
 
     def __init__(self, plan: Mapping[str, Any], argv: Sequence[str], notifier: Notifier) -> None:
         """``plan`` is the instance's plan file, ``argv`` the engine's command line without secrets."""
-        expectation = Expectation.from_plan(plan)
+        expectation = Expectation.from_plan(plan, last_good(STATE, plan["name"]))
+        self._name: str = plan["name"]
         self._secrets = credentials.of_unit()
         self._argv = with_secrets(argv) if self._secrets.values else list(argv)
         self._attempts = Attempts(plan["name"])
@@ -188,7 +192,7 @@ class Launcher:
             self._extended = now
         self._verdict = verdict
         if verdict.state == READY:
-            _keep(verdict)
+            _keep(verdict, self._name)
             self._attempts.forget()
             self._notifier.send(READY=1)
         elif verdict.state in (FAILED, STALLED):
@@ -216,7 +220,8 @@ class Launcher:
         remedy = f" What to do: {verdict.remedy}" if verdict.remedy else ""
         last = self._attempts.exhausted()
         remedy += SENTENCE if last else ""
-        _write(_one_line(f"sglang-metal: the engine {what} {when}: {verdict.sentence}{remedy}") + "\n")
+        mark = f" [cause: {verdict.cause or UNKNOWN}, phase: {verdict.phase or verdict.stage}]"
+        _write(_one_line(f"sglang-metal: the engine {what} {when}: {verdict.sentence}{remedy}{mark}") + "\n")
         self._notifier.send(STATUS=verdict.status)
         # Whoever is killed has refused nothing.
         refused = verdict.phase == "arguments" and status > 0 and not self._serving
@@ -291,14 +296,39 @@ def _reap(engine: int) -> int | None:
             return status
 
 
-def _keep(verdict: Verdict) -> None:
-    """Leave the proof in the unit's runtime directory, which systemd removes with the invocation."""
-    directory = os.environ.get("RUNTIME_DIRECTORY")
-    if directory:
+def _keep(verdict: Verdict, name: str) -> None:
+    """Leave the proof in the unit's runtime directory, which systemd removes with the invocation.
+
+    What the start took outlives it, in the state directory.
+    """
+    runtime, state = os.environ.get("RUNTIME_DIRECTORY"), os.environ.get("STATE_DIRECTORY")
+    if runtime:
         proof = {"invocation": os.environ.get("INVOCATION_ID", ""), **verdict.as_dict()}
-        fresh = Path(directory, f"{PROOF}.new")
-        fresh.write_text(json.dumps(proof), encoding="utf-8")
-        fresh.replace(Path(directory, PROOF))  # whoever reads it finds none or a whole one
+        _write_file(Path(runtime, PROOF), proof)
+    if state:
+        _write_file(_last_good(Path(state), name), took(verdict))
+
+
+def last_good(state: Path, name: str) -> dict[str, Any]:
+    """Read what the last good start of an instance took, in seconds; empty before there was one."""
+    try:
+        times: dict[str, Any] = json.loads(_last_good(state, name).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return times
+
+
+def _last_good(state: Path, name: str) -> Path:
+    return state / "starts" / f"{name}.json"
+
+
+def _write_file(place: Path, content: Mapping[str, Any]) -> None:
+    """Replace a file, whole; a full disk must not end what serves."""
+    fresh = place.with_name(f"{place.name}.new")
+    with suppress(OSError):
+        place.parent.mkdir(exist_ok=True)
+        fresh.write_text(json.dumps(content), encoding="utf-8")
+        fresh.replace(place)
 
 
 def _write(text: str) -> None:

@@ -16,9 +16,10 @@ from collections import deque
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Callable
 
-from . import diagnosis
+from . import diagnosis, engine
 from .diagnosis import Diagnosis, diagnose
 from .journal import ENGINE, Allocated, Event, Fold, Pools
+from .quantity import from_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -54,6 +55,29 @@ of a server that may be busy. The plan sizes ``weights`` by the bytes to load.
 """
 STAGE_NAMES = {"state_cache": "state cache", "kv_cache": "KV cache", "warm_up": "warm-up"}
 
+SLOWEST_BYTES_PER_SECOND = 50_000_000
+"""A storage that is slower than this while weights load from it counts as stuck."""
+PATIENCE = 2.0
+"""A stage may be silent for this many times what it took at the last good start."""
+
+
+def stage_limits(plan: Mapping[str, Any], last_good: Mapping[str, Any]) -> dict[str, float]:
+    """Size the seconds that each stage may pass without progress.
+
+    By the bytes to load, and by what the stages of the last good start took (``progress.took``); what the
+    plan itself says in ``stage_seconds`` holds as it is.
+    """
+    pools = (plan.get("memory") or {}).get("pools_gib", {})
+    ranks = len(plan.get("gpus", ())) or 1
+    bytes_to_load = sum(from_gib(pools.get(name, 0.0)) for name in ("weights", "draft_weights")) * ranks
+    limits = {
+        stage: max(seconds, PATIENCE * last_good.get("stages", {}).get(stage, 0.0))
+        for stage, seconds in STAGE_SECONDS.items()
+    }
+    limits["weights"] = max(limits["weights"], bytes_to_load / SLOWEST_BYTES_PER_SECOND)
+    return {**limits, **plan.get("stage_seconds", {})}
+
+
 SETTLE_SECONDS = 1.0
 """How long an open traceback may still grow before it is judged as it is."""
 
@@ -80,6 +104,13 @@ class UnitState:
     restarts: int = 0
     status_text: str = ""
     started: float = 0.0
+
+    @property
+    def described(self) -> str:
+        """Render for people."""
+        result = "" if self.result == "success" else f", result {self.result}"
+        restarts = f", restarted {self.restarts} times" if self.restarts else ""
+        return f"{self.active_state} ({self.sub_state}){result}{restarts}"
 
     @property
     def lifecycle(self) -> str:
@@ -235,8 +266,8 @@ class Expectation:
     """What was planned; empty values are not checked.
 
     ``argv`` is the engine's whole command line. ``context_length`` is in tokens, ``concurrency`` in
-    requests, ``stage_seconds`` overrides ``STAGE_SECONDS`` by stage. ``log_only`` judges a log alone,
-    without a unit or a server to ask.
+    requests, ``stage_seconds`` are the limits of ``stage_limits``. ``log_only`` judges a log alone, without
+    a unit or a server to ask.
     """
 
     model: str = ""
@@ -249,11 +280,11 @@ class Expectation:
     node_rank: int = 0
     canary: bool = True
     engine_version: str = ""
-    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    stage_seconds: Mapping[str, float] = field(default_factory=lambda: STAGE_SECONDS)
     log_only: bool = False
 
     @classmethod
-    def from_plan(cls, plan: Mapping[str, Any]) -> Expectation:
+    def from_plan(cls, plan: Mapping[str, Any], last_good: Mapping[str, Any] | None = None) -> Expectation:
         """Take what a plan of ``plan.plan_host`` says; what it lacks is not checked."""
         return cls(
             model=plan.get("model", ""),
@@ -265,12 +296,18 @@ class Expectation:
             concurrency=plan.get("concurrency") or 0,
             canary=plan.get("canary", True),
             engine_version=plan.get("engine_version", ""),
-            stage_seconds=plan.get("stage_seconds", {}),
+            stage_seconds=stage_limits(plan, last_good or {}),
         )
 
     def limit(self, stage: str) -> float:
         """Seconds that a stage may pass without progress."""
         return self.stage_seconds.get(stage, STAGE_SECONDS[stage])
+
+    @property
+    def schemas_kill(self) -> bool:
+        """Whether a JSON schema ends the scheduler of this version on a CPU with the backend ``xgrammar``."""
+        known = self.engine_version in engine.SUPPORTED
+        return known and not engine.facts(self.engine_version).xgrammar_on_cpu
 
 
 @dataclass(frozen=True)
@@ -438,13 +475,29 @@ def _concurrency(seen: Observation) -> Outcome:
     return have >= asked, f"serves {have} requests at a time, asked for {asked}"
 
 
+def _grammar(seen: Observation) -> Outcome:
+    """Find what would end the scheduler at the first JSON schema: the question itself would be the harm."""
+    backend, device = seen.info.get("grammar_backend"), seen.info.get("device")
+    if not seen.info:
+        return None, "not asked yet"
+    deadly = (backend, device) == ("xgrammar", "cpu") and seen.expectation.schemas_kill
+    return not deadly, f"grammar backend {backend} on device {device}"
+
+
 def _completion(seen: Observation) -> Outcome:
     held, text, _ = _generated(seen.answers.completion)
     return held, text
 
 
 def _schema(seen: Observation) -> Outcome:
-    """Judge the JSON-schema completion: it compiles the grammar kernels, where a full card fails first."""
+    """Judge the JSON-schema completion: it compiles the grammar kernels, where a full card fails first.
+
+    What the launcher has proven at this start is not asked again: a check must never cost the service.
+    """
+    if seen.info.get("grammar_backend") == "none":
+        return True, "not served: the grammar backend is none"
+    if seen.notified:
+        return True, "proven at the start"
     held, text, finished = _generated(seen.answers.schema)
     if held and finished:
         try:
@@ -481,6 +534,7 @@ CHECKS: tuple[tuple[str, Callable[[Observation], Outcome], str], ...] = (
     ("model_name", _model_name, "http"),
     ("arguments", _arguments, "http"),
     ("concurrency", _concurrency, "http"),
+    ("grammar", _grammar, "http"),
     ("completion", _completion, "canary"),
     ("schema", _schema, "canary"),
 )
@@ -585,6 +639,16 @@ class Verdict:
         plain["allocated"] = self.allocated.as_dict()
         return plain
 
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Verdict:
+        """Read what ``as_dict`` returned, also from JSON; other keys are ignored."""
+        known = {one.name for one in fields(cls)}
+        values = {name: value for name, value in plain.items() if name in known}
+        values["allocated"] = Allocated(**values["allocated"])
+        for name, kind in (("evidence", diagnosis.Evidence), ("stages", Stage), ("checks", Check)):
+            values[name] = tuple(kind(**one) for one in values[name])
+        return cls(**{**values, "notes": tuple(values["notes"]), "ask": tuple(values["ask"])})
+
 
 _BEGINS: dict[str, str] = {
     "arguments": "import",
@@ -608,6 +672,7 @@ FATAL = (
     "watchdog",
     "exec_failed",
     "unit_result",
+    "judged",
 )
 """Events after which a start cannot succeed."""
 _STOPS = ("stop_requested", "unit_stop")
@@ -738,6 +803,16 @@ class Follower:
             self._enter("kv_cache", at)
 
     # judging
+
+    @property
+    def moved(self) -> tuple[int, float]:
+        """How many checks have held, and when something moved last: what a later follower resumes from."""
+        return self._held, self._moved or 0.0
+
+    def resume(self, held: int, moved: float) -> None:
+        """Go on where an earlier follower of the same invocation was; its lines have been fed again."""
+        self._held = held
+        self._moved = max(self._moved or moved, moved)
 
     @property
     def stage(self) -> str:

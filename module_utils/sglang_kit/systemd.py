@@ -112,10 +112,16 @@ class JournalReader:
         self._lines = 0
 
     def read(self) -> Iterator[Line]:
-        """Yield the lines since the last call; long and binary ones whole (``--all``).
+        """Yield the lines since the last call; long and binary ones whole (``--all``)."""
+        for line in record_lines(self.records(), first=self._lines + 1):
+            self._lines = line.number
+            yield line
 
-        Records are streamed: the first read of an old invocation may be of millions of lines.
-        A unit that never ran has none: the kernel's lines of this boot are not its own.
+    def records(self) -> Iterator[Record]:
+        """Yield the records since the last call.
+
+        They are streamed: the first read of an old invocation may be of millions.
+        A unit that never ran has none: the kernel's records of this boot are not its own.
         """
         invocation, boot = self._state.invocation, self._boot
         if not invocation:
@@ -131,10 +137,7 @@ class JournalReader:
         with subprocess.Popen(command, stdout=subprocess.PIPE) as journalctl:
             records = self._records(journalctl.stdout or ())
             since = self._state.started
-            ours = of_invocation(records, invocation=invocation, unit=self._unit, boot=boot, since=since)
-            for line in record_lines(ours, first=self._lines + 1):
-                self._lines = line.number
-                yield line
+            yield from of_invocation(records, invocation=invocation, unit=self._unit, boot=boot, since=since)
         if journalctl.returncode:
             raise SystemdError(f"journalctl ended with status {journalctl.returncode}")
 
@@ -144,6 +147,20 @@ class JournalReader:
             if record is not None:
                 self._cursor = record.cursor
                 yield record
+
+
+def last_invocation(unit: str) -> str:
+    """Find the invocation of a unit's newest record, also of an earlier boot; empty where there is none."""
+    outcome = _run("journalctl", "--output=json", "--quiet", "--lines=1", f"--unit={unit}")
+    record = parse_record(outcome)
+    return record.invocation if record else ""
+
+
+def describe(unit: str) -> str:
+    """Return unit file and drop-ins as systemd has loaded them, and the unit's state."""
+    state = show([unit], UNIT_PROPERTIES)[unit]
+    rows = [f"# {name}={value}" for name, value in sorted(state.items())]
+    return "\n".join([*rows, _run("systemctl", "cat", unit)])
 
 
 def _boot_id() -> str:
@@ -162,10 +179,12 @@ def running_fingerprint(pid: int) -> str | None:
 
 
 def _systemctl(*words: str) -> str:
-    outcome = subprocess.run(
-        ["systemctl", *words], check=False, capture_output=True, encoding="utf-8", errors="replace"
-    )
+    return _run("systemctl", *words)
+
+
+def _run(*words: str) -> str:
+    outcome = subprocess.run(words, check=False, capture_output=True, encoding="utf-8", errors="replace")
     if outcome.returncode:
         said = outcome.stderr.strip() or f"status {outcome.returncode}"
-        raise SystemdError(f"systemctl {' '.join(words)}: {said}")
+        raise SystemdError(f"{' '.join(words)}: {said}")
     return outcome.stdout

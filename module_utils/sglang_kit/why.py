@@ -1,8 +1,10 @@
-"""Why did it fail? A log file is read and explained, with no host and no Ansible.
+"""Why did it fail? The last start of an instance, or a log file, is read and explained.
 
-``python -m sglang_kit.why --log FILE [--plan FILE] [--json]``, from ``module_utils/``. The file may hold
-what the engine printed, what ``journalctl`` printed of the unit, or ``journalctl -o json --all``. Where it
-holds several starts, the last one counts. It is read once, line by line, whatever its size.
+``sglang-why NAME...`` on a host explains instances of that host, all of them without a name.
+``python -m sglang_kit.why --log FILE [--plan FILE] [--json]``, from ``module_utils/``, explains a file, with
+no host and no Ansible. It may hold what the engine printed, what ``journalctl`` printed of the unit, or
+``journalctl -o json --all``. Where it holds several starts, the last one counts. It is read once, line by
+line, whatever its size.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from typing import IO, TYPE_CHECKING, Any
 from .journal import ENGINE, SYSTEMD, Line, parse_record, parse_text, record_lines
 from .quantity import human
 from .readiness import STAGE_NAMES, Expectation, Follower, Verdict
+from .systemd import SystemdError
+from .watch import look_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -117,7 +121,7 @@ def explain(raw: Iterable[bytes], expectation: Expectation) -> tuple[Verdict, in
     return last.verdict(), last.starts
 
 
-def as_json(verdict: Verdict, starts: int) -> dict[str, Any]:
+def as_json(verdict: Verdict, starts: int = 1) -> dict[str, Any]:
     """Return the answer as plain values; stages begin at seconds since the start."""
     first = verdict.stages[0].begin if verdict.stages else 0.0
     return {
@@ -138,13 +142,15 @@ def as_json(verdict: Verdict, starts: int) -> dict[str, Any]:
     }
 
 
-def as_text(verdict: Verdict, starts: int) -> str:
-    """Render the answer for people; nothing is cut off."""
+def as_text(verdict: Verdict, starts: int = 1, unit: str = "") -> str:
+    """Render the answer for people; nothing is cut off. ``unit`` is what systemd says of it."""
     phase = verdict.phase or verdict.stage
+    said = f"{verdict.cause}: {verdict.sentence}" if verdict.cause else verdict.sentence
     rows = [
         ("state", verdict.state),
+        ("unit", unit),
         ("phase", STAGE_NAMES.get(phase, phase)),
-        ("cause", f"{verdict.cause}: {verdict.sentence}" if verdict.cause else ""),
+        ("cause" if verdict.cause else "because", said),
         ("remedy", verdict.remedy),
         ("see", verdict.reference),
         ("starts", f"the log holds {starts}; this is the last one" if starts > 1 else ""),
@@ -168,26 +174,50 @@ def _pool(name: str, value: int) -> str:
     return f"{title} {human(value)}" if unit == "bytes" else f"{title} {value} {unit}"
 
 
+CONFIGURATION = Path("/etc/sglang")
+"""Where the plans of a host's instances lie."""
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; the exit status is 0 whatever the log says."""
     parser = argparse.ArgumentParser(prog="sglang-why", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--log", required=True, metavar="FILE", help="the log, - for standard input")
-    parser.add_argument("--plan", type=Path, metavar="FILE", help="the instance's plan, as JSON")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="instances of this host; all without one")
+    parser.add_argument("--log", metavar="FILE", help="explain a log instead, - for standard input")
+    parser.add_argument("--plan", type=Path, metavar="FILE", help="with --log: the instance's plan, as JSON")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(words)
-    plan = json.loads(options.plan.read_text(encoding="utf-8")) if options.plan else {}
-    expectation = Expectation.from_plan(plan)
     try:
-        with _open(options.log) as raw:
-            verdict, starts = explain(raw, expectation)
-    except OSError as error:
+        text = _of_log(options) if options.log else _of_instances(options)
+    except (OSError, SystemdError) as error:
         parser.error(str(error))
-    if options.json:
-        text = json.dumps(as_json(verdict, starts), indent=2, ensure_ascii=False)
-    else:
-        text = as_text(verdict, starts)
     sys.stdout.write(f"{text}\n")
     return 0
+
+
+def _of_log(options: argparse.Namespace) -> str:
+    plan = json.loads(options.plan.read_text(encoding="utf-8")) if options.plan else {}
+    with _open(options.log) as raw:
+        verdict, starts = explain(raw, Expectation.from_plan(plan))
+    return _json(as_json(verdict, starts)) if options.json else as_text(verdict, starts)
+
+
+def _of_instances(options: argparse.Namespace) -> str:
+    places = [CONFIGURATION / f"{name}.plan.json" for name in options.names]
+    plans = [json.loads(place.read_text(encoding="utf-8")) for place in places or _all_plans()]
+    seen = {plan["name"]: look_back(plan) for plan in plans}
+    if options.json:
+        return _json({name: as_json(verdict) for name, (verdict, _) in seen.items()})
+    return "\n\n".join(
+        f"{name}\n{as_text(verdict, unit=state.described)}" for name, (verdict, state) in seen.items()
+    )
+
+
+def _all_plans() -> list[Path]:
+    return sorted(CONFIGURATION.glob("*.plan.json"))
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def _open(name: str) -> IO[bytes]:

@@ -6,7 +6,8 @@ is invented. Standard library only: it runs under a host's own Python.
 Environment: ``SGLANG_REPLAY_RECORDING`` names the case (default ``ready-then-stopped``),
 ``SGLANG_REPLAY_SPEED`` divides the recorded times (default 10). Misbehaviour: ``SGLANG_REPLAY_DIE_AT`` and
 ``SGLANG_REPLAY_HANG_AT`` hold a text of a line, after which the process is killed or falls silent;
-``SGLANG_REPLAY_UNHEALTHY_SECONDS`` makes ``/health`` answer 503 for so long after the engine is ready.
+``SGLANG_REPLAY_UNHEALTHY_SECONDS`` makes ``/health`` answer 503 for so long after the engine is ready, and
+``SGLANG_REPLAY_API_KEY`` is a key that it wants whatever its arguments say.
 """
 
 from __future__ import annotations
@@ -285,7 +286,10 @@ def launch(recordings: Path, words: Sequence[str]) -> int:
     """Stand in for ``python -m sglang.launch_server WORDS``."""
     case = os.environ.get("SGLANG_REPLAY_RECORDING", DEFAULT_CASE)
     recording = load(find(recordings, case))
-    return Engine(recording, parse_arguments(words), behaviour_of(os.environ)).run()
+    arguments = parse_arguments(words)
+    if "SGLANG_REPLAY_API_KEY" in os.environ:
+        arguments["api_key"] = os.environ["SGLANG_REPLAY_API_KEY"]
+    return Engine(recording, arguments, behaviour_of(os.environ)).run()
 
 
 def main() -> int:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import re
+from functools import cache
+from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sglang_kit import diagnosis
 from sglang_kit.diagnosis import CONSEQUENCES, ROOTS, diagnose
 from sglang_kit.journal import KERNEL, SYSTEMD, Allocated, Line
 from sglang_kit.readiness import Check, Expectation, Follower, Observation, UnitState, Verdict
+
+from tests.replay.build import RECORDINGS
+from tests.replay.recording import load
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from random import Random
 
 STAGE_LINES = {
     "arguments": "launching",
@@ -634,3 +645,81 @@ def test_rows_are_well_formed() -> None:
         names = set(re.findall(r"{(\w+)}", cause.sentence + cause.remedy))
         groups = set(cause.pattern.groupindex) if cause.pattern else {"detail"}
         assert names <= groups | {"message"}, cause.id
+
+
+# --- the launcher's word -------------------------------------------------------------------------
+
+LAST_WORD = "sglang-metal: the engine had to be killed in stage serving: {} [cause: {}, phase: serving]"
+
+
+def test_what_only_the_launcher_could_see_is_taken_from_its_last_word() -> None:
+    text = LAST_WORD.format("the key is refused What to do: give the key", "api-key-refused")
+    verdict = judge(text, stage="serving", unit=FAILED)
+    assert (verdict.cause, verdict.phase) == ("api-key-refused", "serving")
+    assert (verdict.sentence, verdict.remedy) == ("the key is refused", "give the key")
+    assert [line.text for line in verdict.evidence] == [text]
+
+
+def test_a_root_in_the_log_says_more_than_the_launchers_word() -> None:
+    killed = "Out of memory: Killed process 7 (python3) total-vm:1kB, anon-rss:2kB"
+    found = Follower(Expectation())
+    found.feed([Line(1, LAST_WORD.format("killed", "main-process-killed"), pid=7)], 1.0)
+    found.feed([Line(2, killed, source="kernel")], 1.0)
+    assert found.observe(2.0, unit=FAILED).cause == "host-out-of-memory"
+
+
+def test_an_unknown_word_of_the_launcher_tells_nothing() -> None:
+    verdict = judge(LAST_WORD.format("who knows", "unknown"), stage="serving", unit=FAILED)
+    assert verdict.cause == "main-process-killed"
+
+
+# --- logs never seen -----------------------------------------------------------------------------
+
+RECORDED = {
+    f"{path.parent.name}/{path.stem}": load(path)
+    for path in sorted(RECORDINGS.glob("*/*"))
+    if path.suffix != ".json"
+}
+"""Recordings of real runs by version and case."""
+SAYS_LESS = {"shared-memory-full": "mapped-file-lost", "disk-full": "mapped-file-lost"}
+"""The same cause in other words, where the frame that tells the file system is lost."""
+
+
+def _explained(texts: Sequence[str], version: str) -> Verdict:
+    found = Follower(Expectation(engine_version=version, log_only=True))
+    found.feed([Line(number, text) for number, text in enumerate(texts, start=1)], 1.0)
+    return found.observe(9.0, ended=True)
+
+
+@cache
+def _other_roots(case: str) -> set[str]:
+    """Causes that name themselves, and would be wrong; what only follows says no more than what is seen."""
+    recording = RECORDED[case]
+    cause = _explained([text for _, text in recording.lines], recording.version).cause
+    return {row.id for row in ROOTS} - {cause, SAYS_LESS.get(cause, cause)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=st.sampled_from(sorted(RECORDED)), begin=st.floats(0, 1), length=st.floats(0, 1))
+def test_a_log_cut_anywhere_never_gets_another_cause(case: str, begin: float, length: float) -> None:
+    recording = RECORDED[case]
+    lines = recording.lines
+    first = int(begin * len(lines))
+    last = first + int(length * (len(lines) - first))
+    assert _explained([text for _, text in lines[first:last]], recording.version).cause not in _other_roots(
+        case
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=st.sampled_from(sorted(RECORDED)), random=st.randoms(use_true_random=False))
+def test_a_shuffled_log_never_gets_the_cause_of_another(case: str, random: Random) -> None:
+    recording = RECORDED[case]
+    texts = [text for _, text in recording.lines]
+    random.shuffle(texts)
+    assert _explained(texts, recording.version).cause not in _other_roots(case)
+
+
+@given(st.lists(st.text(max_size=200), max_size=30))
+def test_any_text_is_unknown(texts: list[str]) -> None:
+    assert _explained(texts, "0.5.23").cause in {"", "unknown"}

@@ -528,3 +528,39 @@ def test_sliding_windows_index_pools_graphs_and_resizing() -> None:
         "swa_kv_bytes": GIB,
         "graphs_bytes": GIB // 2,
     }
+
+
+# --- lines that journald has broken
+
+
+def test_a_line_longer_than_journald_takes_is_one_line_again() -> None:
+    parts = [
+        parse_record(record(MESSAGE="launch_server.py: error: ", _LINE_BREAK="line-max")),
+        parse_record(record(MESSAGE="another process", _PID="78")),
+        parse_record(record(MESSAGE="unrecognized ", _LINE_BREAK="line-max")),
+        parse_record(record(MESSAGE="arguments: --x")),
+        parse_record(record(MESSAGE="cut", _LINE_BREAK="line-max")),
+    ]
+    found = record_lines(part for part in parts if part is not None)
+    assert [(line.number, line.text, line.pid) for line in found] == [
+        (1, "another process", 78),
+        (2, "launch_server.py: error: unrecognized arguments: --x", 77),
+        (3, "cut", 77),
+    ]
+
+
+def test_the_launchers_last_word_holds_its_verdict() -> None:
+    text = (
+        "sglang-metal: the engine had to be killed in stage serving: the key is refused: HTTP 401"
+        " What to do: give both the same key [cause: api-key-refused, phase: serving]"
+    )
+    event = only(text)
+    assert (event.kind, dict(event.fields)) == (
+        "judged",
+        {
+            "sentence": "the key is refused: HTTP 401",
+            "remedy": "give both the same key",
+            "cause": "api-key-refused",
+            "phase": "serving",
+        },
+    )

@@ -33,10 +33,16 @@ def test_the_kit_lies_below_a_directory_named_by_its_content() -> None:
     directory = files["kit"].target
     assert directory is not None
     assert directory.startswith("kits/")
-    assert {name for name in files if name != "kit"} == {
+    assert {name for name in files if name not in {"kit", "/usr/local/bin/sglang-why"}} == {
         f"{directory}/__main__.py",
         *(f"{directory}/sglang_kit/{name}" for name in ROOMS),
     }
+
+
+def test_people_have_a_command_that_outlives_the_kit() -> None:
+    command = placed(Path("/opt/sglang"))["/usr/local/bin/sglang-why"]
+    assert command.mode == 0o755
+    assert command.content == '#!/bin/sh\nexec /usr/bin/python3 -IB /opt/sglang/kit why "$@"\n'
 
 
 def test_another_content_gets_another_directory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,8 +81,8 @@ def test_the_kit_reads_itself_from_a_zip_as_ansible_ships_it(tmp_path: Path, pac
 
 
 def test_a_placed_kit_runs_by_itself(tmp_path: Path) -> None:
-    for name, file in placed(tmp_path).items():
-        place = tmp_path / name
+    for file in kit.files(str(tmp_path), str(tmp_path / "bin")):
+        place = Path(file.path)
         place.parent.mkdir(parents=True, exist_ok=True)
         if file.target is None:
             place.write_text(file.content, encoding="utf-8")

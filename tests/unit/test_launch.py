@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Callable, Protocol
 
 import pytest
-from sglang_kit import launch
+from sglang_kit import launch, probe
 from sglang_kit.credentials import Credentials
 
 from tests.replay.build import build
@@ -174,6 +174,35 @@ class Puppet:
         return lambda: os.kill(children()[0], number)
 
 
+class Rounds:
+    """Counts the rounds of the launcher's loop: each ends with a look at who has ended."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        reap = launch._reap  # noqa: SLF001 - the one call that every round makes
+
+        def counting(engine: int) -> int | None:
+            self.count += 1
+            return reap(engine)
+
+        monkeypatch.setattr(launch, "_reap", counting)
+
+    def later(self, act: Callable[[], object]) -> Callable[[], None]:
+        """Put an act off by a few rounds."""
+
+        def wait_and_act() -> None:
+            goal = self.count + 4
+            wait_until(lambda: self.count >= goal)
+            act()
+
+        return wait_and_act
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch) -> Rounds:
+    return Rounds(monkeypatch)
+
+
 class Bench:
     """Runs the launcher as a unit would."""
 
@@ -287,9 +316,9 @@ def program(text: str) -> list[str]:
 def test_stages_are_told_in_order_until_the_proof_and_the_stop(
     bench: Bench, puppet: Puppet, serving: Serving
 ) -> None:
-    arguments, parallel, weights, weights_end, kv_cache, pools_end, summary, *ready = ready_lines(
-        serving.port
-    )
+    *loading, listen, fired_up = ready_lines(serving.port)
+    arguments, parallel, weights, weights_end, kv_cache, pools_end, summary = loading
+    listening = ["INFO:     Waiting for application startup.", listen, "requests:   9%|"]
     for status, lines in [
         ("loading: arguments", [arguments]),
         ("loading: import", [parallel]),
@@ -298,7 +327,8 @@ def test_stages_are_told_in_order_until_the_proof_and_the_stop(
         ("loading: weights, shards 50%", [weights_end, kv_cache]),
         ("loading: KV cache", [pools_end]),
         ("loading: graphs", [summary]),
-        ("loading: warm-up", ready),
+        ("loading: warm-up", listening),
+        ("loading: warm-up, requests 9%", [fired_up]),
     ]:
         bench.manager.on(f"STATUS={status}", puppet.say(*lines))
     bench.manager.on("READY=1", interrupt_self)
@@ -308,7 +338,7 @@ def test_stages_are_told_in_order_until_the_proof_and_the_stop(
     assert bench.manager.statuses == [
         *("loading: arguments", "loading: import", "loading: distributed", "loading: weights"),
         *("loading: weights, shards 50%", "loading: KV cache", "loading: graphs", "loading: warm-up"),
-        *("loading: serving", "ready", "stopping: draining requests"),
+        *("loading: warm-up, requests 9%", "loading: serving", "ready", "stopping: draining requests"),
     ]
     others = [message for message in bench.manager.messages if not message.startswith("STATUS=")]
     assert others == [
@@ -322,14 +352,20 @@ def test_stages_are_told_in_order_until_the_proof_and_the_stop(
     ]
     assert bench.journal == [
         *(arguments, parallel, weights, "shards:  50% Completed | 1/2 [00:01"),
-        *(weights_end, kv_cache, pools_end, summary, *ready),
+        *(weights_end, kv_cache, pools_end, summary, *listening, fired_up),
     ]
 
 
 def test_the_proof_is_of_this_invocation_and_whole(bench: Bench, puppet: Puppet, serving: Serving) -> None:
     bench.manager.on("loading: arguments", puppet.say(*ready_lines(serving.port)))
-    bench.manager.on("READY=1", interrupt_self)
+    proven = []
+    bench.manager.on("READY=1", lambda: proven.append((bench.runtime / launch.PROOF).exists()))
+    bench.manager.on("STATUS=stopping", lambda: None)
+    interrupt = threading.Thread(target=lambda: (wait_until(lambda: bool(proven)), interrupt_self()))
+    interrupt.start()
     assert bench.launch(puppet.argv) == 0
+    interrupt.join()
+    assert proven == [True]
     assert [place.name for place in bench.runtime.iterdir()] == [launch.PROOF]
     proof = json.loads((bench.runtime / launch.PROOF).read_text(encoding="utf-8"))
     assert proof["invocation"] == INVOCATION
@@ -350,6 +386,31 @@ def test_no_proof_is_kept_where_there_is_no_place_for_it(
     bench.manager.on("READY=1", interrupt_self)
     assert bench.launch(puppet.argv) == 0
     assert list(bench.runtime.iterdir()) == []
+
+
+def test_what_a_good_start_took_outlives_it(
+    bench: Bench, puppet: Puppet, serving: Serving, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    monkeypatch.setenv("STATE_DIRECTORY", str(state))
+    bench.manager.on("loading: arguments", puppet.say(*ready_lines(serving.port)))
+    bench.manager.on("READY=1", interrupt_self)
+    assert launch.last_good(state, "chat") == {}
+    assert bench.launch(puppet.argv, name="chat") == 0
+    took = launch.last_good(state, "chat")
+    assert took["seconds"] > 0
+    assert set(took["stages"]) >= {"weights", "warm_up"}
+
+
+def test_a_full_disk_does_not_end_what_serves(
+    bench: Bench, puppet: Puppet, serving: Serving, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "starts").write_text("no directory", encoding="utf-8")
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
+    bench.manager.on("loading: arguments", puppet.say(*ready_lines(serving.port)))
+    bench.manager.on("READY=1", interrupt_self)
+    assert bench.launch(puppet.argv) == 0
 
 
 @pytest.mark.parametrize("version", ["0.5.15.post1", "0.5.23"])
@@ -376,6 +437,17 @@ def test_a_slow_answer_does_not_stop_the_output(bench: Bench, puppet: Puppet, se
     assert serving.questions.count("GET /health") == 1
 
 
+def test_an_engine_that_does_not_listen_is_not_asked(
+    bench: Bench, puppet: Puppet, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(probe, "ask", lambda *words: asked.append(words))
+    bench.manager.on("loading: arguments", puppet.say(*ready_lines(bench.port)[:-2]))
+    bench.manager.on("loading: warm-up", rounds.later(interrupt_self))
+    assert bench.launch(puppet.argv) == 0
+    assert asked == []
+
+
 def test_output_answers_and_signals_each_wake_the_loop(
     bench: Bench, puppet: Puppet, serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,20 +457,32 @@ def test_output_answers_and_signals_each_wake_the_loop(
     assert bench.launch(puppet.argv) == 0
 
 
-def test_the_time_limit_is_extended_again_and_again(
-    bench: Bench, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+def test_the_end_wakes_the_loop_though_a_worker_holds_the_output(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "TICK_SECONDS", 1000)
+    assert bench.launch(["sh", "-c", "sleep 60 & exit 3"]) == 78
+
+
+def test_the_time_limit_is_extended_again_and_again_until_ready_is_told_once(
+    bench: Bench, puppet: Puppet, serving: Serving, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "EXTENSION_SECONDS", 0)
-    for act in (puppet.say(ARGUMENTS), interrupt_self):
+    for act in (puppet.say(ARGUMENTS), puppet.say(*ready_lines(serving.port)[1:])):
         bench.manager.on("EXTEND_TIMEOUT_USEC=0", act)
+    bench.manager.on("READY=1", rounds.later(interrupt_self))
     assert bench.launch(puppet.argv) == 0
+    assert bench.manager.messages[-3:] == [
+        "STATUS=ready",
+        "READY=1",
+        "STOPPING=1\nSTATUS=stopping: draining requests",
+    ]
 
 
 def test_the_first_extension_does_not_depend_on_how_long_the_host_is_up(
     bench: Bench, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    boot = time.monotonic()
-    monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: time.monotonic() - boot))
+    monkeypatch.setattr(launch, "time", SimpleNamespace(monotonic=lambda: 0.0))
     bench.manager.on("EXTEND_TIMEOUT_USEC=60000000", interrupt_self)
     assert bench.launch(puppet.argv) == 0
 
@@ -444,6 +528,19 @@ def test_an_interrupt_is_a_request_to_stop_and_reaches_the_engine_as_sigterm(ben
     assert bench.manager.messages[-1] == "STOPPING=1\nSTATUS=stopping: draining requests"
 
 
+def test_nothing_that_a_stopping_engine_says_is_told(bench: Bench, puppet: Puppet, rounds: Rounds) -> None:
+    def leave() -> None:
+        puppet.say(PARALLEL)()
+        rounds.later(puppet.leave)()
+
+    bench.manager.on("loading: arguments", puppet.say(ARGUMENTS))
+    bench.manager.on("loading: import", interrupt_self)
+    bench.manager.on("STOPPING=1", leave)
+    assert bench.launch(["sh", "-c", f"trap '' TERM; {' '.join(puppet.argv)}"]) == 0
+    assert PARALLEL in bench.journal
+    assert bench.manager.statuses[-1] == "stopping: draining requests"
+
+
 def test_hangup_and_quit_change_nothing(bench: Bench, puppet: Puppet) -> None:
     """Workers of an engine that died while loading send SIGQUIT to who adopted them."""
 
@@ -464,15 +561,27 @@ def test_an_engine_that_writes_without_end_can_be_stopped(bench: Bench) -> None:
     assert bench.launch(["yes"]) == 0
 
 
-def test_an_engine_that_closes_its_output_can_be_stopped(bench: Bench, puppet: Puppet) -> None:
+def test_an_engine_that_closes_its_output_is_left_alone_and_can_be_stopped(
+    bench: Bench, puppet: Puppet, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, empty = os.read, []
+
+    def noting(end: int, size: int) -> bytes:
+        content = read(end, size)
+        if not content and size == launch.PIPE_BYTES:  # subprocess reads pipes of its own
+            empty.append(end)
+        return content
+
+    monkeypatch.setattr(os, "read", noting)
+
     def stop_when_closed() -> None:
-        output = Path(f"/proc/{children()[0]}/fd/1")
-        wait_until(lambda: str(output.readlink()) == "/dev/null")
-        interrupt_self()
+        wait_until(lambda: bool(empty))
+        rounds.later(interrupt_self)()
 
     quiet = f'echo "{ARGUMENTS}"; exec {" ".join(puppet.argv)} > /dev/null 2>&1'
     bench.manager.on("loading: import", stop_when_closed)
     assert bench.launch(["sh", "-c", quiet]) == 0
+    assert len(empty) == 2  # when it was closed, and at the end
 
 
 # --- failures ------------------------------------------------------------------------------------
@@ -609,10 +718,10 @@ def test_an_open_traceback_is_judged_when_nothing_follows(
 ) -> None:
     monkeypatch.setattr("sglang_kit.readiness.SETTLE_SECONDS", 0.05)
     monkeypatch.setattr(launch, "GRACE_SECONDS", 0.0)
-    bench.manager.on("loading: arguments", puppet.say(*TRACEBACK))
+    bench.manager.on("loading: arguments", puppet.say(*TRACEBACK, "has two lines"))
     assert bench.launch(puppet.argv) == 1
     assert bench.journal[-1].startswith("sglang-metal: the engine had to be killed in stage arguments: ")
-    assert TRACEBACK[-1] in bench.journal[-1]
+    assert f"{TRACEBACK[-1]} has two lines" in bench.journal[-1]
 
 
 def test_a_stage_without_progress_is_ended_and_named(
@@ -721,7 +830,7 @@ def test_the_engine_does_not_see_the_notification_socket(bench: Bench) -> None:
 LAUNCH = "import sys; sys.path.insert(0, sys.argv.pop(1)); from sglang_kit.cli import main; sys.exit(main())"
 
 
-def test_the_engine_does_not_outlive_its_launcher(tmp_path: Path) -> None:
+def test_the_engine_reads_nothing_and_does_not_outlive_its_launcher(tmp_path: Path) -> None:
     place = tmp_path / "plan.json"
     plan = {
         "name": NAME,
@@ -733,14 +842,17 @@ def test_the_engine_does_not_outlive_its_launcher(tmp_path: Path) -> None:
     }
     place.write_text(json.dumps(plan), encoding="utf-8")
     kit = Path(launch.__file__).parent.parent
-    say_pid = program("import os, signal; print(os.getpid(), flush=True); signal.pause()")
+    say_pid = program(
+        "import os, signal; print(os.getpid(), os.readlink('/proc/self/fd/0'), flush=True); signal.pause()"
+    )
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     command = [*program(LAUNCH), str(kit), "launch", str(place), "--", *say_pid]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
-        engine = int(launcher.stdout.readline())
+        engine, its_input = launcher.stdout.readline().split()
         launcher.kill()
-    _, raw = os.waitpid(engine, 0)
+    assert its_input == "/dev/null"
+    _, raw = os.waitpid(int(engine), 0)
     assert os.WTERMSIG(raw) == signal.SIGKILL
 
 

@@ -670,3 +670,96 @@ def test_a_planned_value_equals_the_effective_one(wanted: str, effective: object
     argv = ["python", "--speculative-x", *wanted.split()]
     verdict = judge(all_recorded(server_info=replace(info, body=body)), argv=argv)
     assert check(verdict, "arguments").held is same
+
+
+# --- how long a stage may be silent --------------------------------------------------------------
+
+
+def test_the_bytes_to_load_size_the_time_without_progress() -> None:
+    big = {"memory": {"pools_gib": {"weights": 60.0, "draft_weights": 4.0}}, "gpus": ["0", "1"]}
+    limits = readiness.stage_limits(big, {})
+    assert limits["weights"] == pytest.approx(128 * 2**30 / readiness.SLOWEST_BYTES_PER_SECOND)
+    assert {**limits, "weights": 600} == readiness.STAGE_SECONDS
+    assert readiness.stage_limits({"memory": None}, {}) == readiness.STAGE_SECONDS
+
+
+def test_the_last_good_start_gives_a_slow_stage_more_time_and_a_quick_one_no_less() -> None:
+    limits = readiness.stage_limits({}, {"stages": {"graphs": 1500.0, "import": 3.0, "gone": 9.0}})
+    assert limits == {**readiness.STAGE_SECONDS, "graphs": 3000.0}
+
+
+def test_the_plan_has_the_last_word_on_a_stage() -> None:
+    limits = readiness.stage_limits({"stage_seconds": {"graphs": 5}}, {"stages": {"graphs": 1500.0}})
+    assert limits["graphs"] == 5
+    assert Expectation.from_plan({"stage_seconds": {"graphs": 5}}).limit("graphs") == 5
+
+
+# --- a check must never cost the service ---------------------------------------------------------
+
+
+def info(**changes: object) -> Answer:
+    body = {**recorded("server_info").body, **changes}
+    return Answer(200, body)
+
+
+@pytest.mark.parametrize(
+    ("version", "backend", "device", "deadly"),
+    [
+        ("0.5.15.post1", "xgrammar", "cpu", True),
+        ("0.5.15.post1", "llguidance", "cpu", False),
+        ("0.5.15.post1", "xgrammar", "cuda", False),
+        ("0.5.23", "xgrammar", "cpu", False),
+        ("", "xgrammar", "cpu", False),
+    ],
+)
+def test_a_schema_that_would_end_the_scheduler_is_not_asked(
+    version: str, backend: str, device: str, deadly: bool
+) -> None:
+    answers = all_recorded(server_info=info(grammar_backend=backend, device=device), schema=None)
+    verdict = judge(answers, engine_version=version, argv=[])
+    assert check(verdict, "grammar").held is not deadly
+    if deadly:
+        assert (verdict.state, verdict.cause) == ("failed", "grammar-backend-unsupported")
+        assert verdict.ask == ()
+    else:
+        assert verdict.ask == ("schema",)
+
+
+def test_without_a_grammar_backend_no_schema_is_asked() -> None:
+    verdict = judge(all_recorded(server_info=info(grammar_backend="none"), schema=None), argv=[])
+    assert verdict.state == "ready"
+
+
+def test_what_the_launcher_has_proven_is_not_asked_again() -> None:
+    serving = replace(ALIVE, active_state="active", status_text="ready")
+    verdict = judge(all_recorded(schema=None), unit=serving)
+    assert verdict.state == "ready"
+    assert check(verdict, "schema").detail == "proven at the start"
+
+
+# --- across processes ----------------------------------------------------------------------------
+
+
+def test_a_verdict_survives_json() -> None:
+    verdict = judge()
+    assert Verdict.from_dict(json.loads(json.dumps({**verdict.as_dict(), "invocation": "i1"}))) == verdict
+
+
+def test_a_follower_resumes_where_another_was() -> None:
+    first = follower(until="Load weight begin")
+    first.observe(0.0, unit=ALIVE)
+    held, moved = first.moved
+    second = follower(until="Load weight begin")
+    second.resume(held, moved + 500)
+    assert second.observe(moved + 1099, unit=ALIVE).state == "loading"
+    assert second.observe(moved + 1100, unit=ALIVE).state == "stalled"
+    fresh = Follower(Expectation())
+    assert fresh.moved == (0, 0.0)
+    fresh.resume(0, 7.0)
+    assert fresh.moved == (0, 7.0)
+
+
+def test_a_unit_is_described_for_people() -> None:
+    unit = UnitState(active_state="failed", sub_state="failed", result="oom-kill", restarts=3)
+    assert unit.described == "failed (failed), result oom-kill, restarted 3 times"
+    assert UnitState(active_state="active", sub_state="running").described == "active (running)"

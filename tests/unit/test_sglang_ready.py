@@ -65,7 +65,7 @@ def place(tools: Tools, *states: str, message: str = "") -> None:
         "__MONOTONIC_TIMESTAMP": "2000000",
         "__REALTIME_TIMESTAMP": "2000000",
     }
-    tools.place("systemctl", f"printf %s {shlex.quote(text)}")
+    tools.place("systemctl", f"[ $1 = cat ] || printf %s {shlex.quote(text)}")
     tools.place("journalctl", f"printf '%s\\n' {shlex.quote(json.dumps(record))}" if message else "")
 
 
@@ -92,10 +92,11 @@ def test_a_failure_is_told_beside_what_is_ready(
         plans = [plan("chat", serving.port), plan("coder", 1)]
         result = modules.run(ready, capsys, {"plans": plans})
     assert result["failed"] is True
-    head, *rest = result["msg"].splitlines()
-    assert head.startswith("coder: failed in stage arguments: ")
-    assert "--no-such-flag" in head
-    assert f"  | {USAGE_ERROR}" in rest
+    assert result["msg"].startswith("coder: failed in stage arguments: ")
+    assert "--no-such-flag" in result["msg"]
+    assert list(result["failures"]) == ["coder"]
+    assert USAGE_ERROR in result["failures"]["coder"]["text"]
+    assert USAGE_ERROR in result["failures"]["coder"]["files"]["journal.log"]
     assert {name: verdict["state"] for name, verdict in result["instances"].items()} == {
         "chat": "ready",
         "coder": "failed",
@@ -111,6 +112,21 @@ def test_the_previous_invocation_is_handed_on(
     result = modules.run(ready, capsys, arguments)
     assert result["failed"] is True
     assert "the start has not begun" in result["msg"]
+
+
+def test_a_step_ends_at_the_first_word_and_fails_nothing(
+    ready: ModuleType, tools: Tools, capsys: pytest.CaptureFixture[str]
+) -> None:
+    starting = shown(ActiveState="activating", SubState="start", MainPID="4711")
+    place(tools, starting, message="Init parallel begin.")
+    step = modules.run(ready, capsys, {"plans": [plan("chat", 1)], "stepwise": True})
+    assert "failed" not in step
+    assert step["said"] == ["chat: 0:00 arguments", "chat: 0:01 distributed"]
+    place(tools, FAILED, message=USAGE_ERROR)
+    again = {"plans": [plan("chat", 1)], "stepwise": True, "bookmarks": step["bookmarks"]}
+    last = modules.run(ready, capsys, again)
+    assert "failed" not in last
+    assert (last["bookmarks"], list(last["failures"])) == ({}, ["chat"])
 
 
 def test_no_plans_are_ready(ready: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -227,3 +228,24 @@ def test_the_fingerprint_of_a_running_process() -> None:
 def test_a_process_without_a_fingerprint() -> None:
     assert systemd.running_fingerprint(os.getpid()) is None
     assert systemd.running_fingerprint(0) is None
+
+
+# --- what explains a failure later ---------------------------------------------------------------
+
+
+def test_a_unit_is_described_by_its_state_and_its_text(tools: Tools) -> None:
+    tools.place("systemctl", "if [ $1 = cat ]; then echo '[Service]'; else echo 'Result=oom-kill'; fi")
+    assert systemd.describe(CHAT) == "# Result=oom-kill\n[Service]\n"
+    assert tools.calls("systemctl")[1] == f"cat {CHAT}"
+
+
+def test_the_journal_knows_the_last_invocation(tools: Tools) -> None:
+    record = {"MESSAGE": "Stopped", "_PID": "1", "INVOCATION_ID": INVOCATION}
+    tools.place("journalctl", f"printf '%s' {shlex.quote(json.dumps(record))}")
+    assert systemd.last_invocation(CHAT) == INVOCATION
+    assert f"--unit={CHAT}" in tools.calls("journalctl")[0]
+
+
+def test_a_unit_without_a_journal_had_no_invocation(tools: Tools) -> None:
+    tools.place("journalctl")
+    assert systemd.last_invocation(CHAT) == ""

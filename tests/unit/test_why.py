@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from sglang_kit import why
-from sglang_kit.readiness import Expectation
+from sglang_kit.readiness import Expectation, UnitState, Verdict
 
 from tests.replay.build import RECORDINGS
 from tests.replay.recording import load
@@ -194,3 +194,49 @@ def test_nothing_is_cut_off(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     log = tmp_path / "log"
     log.write_text(f"Traceback (most recent call last):\n  File 'x'\nValueError: {'x' * 20_000}end\n")
     assert run(capsys, "--log", str(log)).count("x" * 20_000 + "end") == 2
+
+
+# --- instances of this host ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Make a host with two instances, one of which has failed."""
+
+    def look_back(plan: dict[str, Any]) -> tuple[Verdict, UnitState]:
+        failed = Verdict("failed", "weights", 3.0, "a weight file is cut off", cause="weights-damaged")
+        if plan["name"] == "chat":
+            return failed, UnitState(active_state="failed", sub_state="failed", restarts=4)
+        return Verdict("never_started", "arguments", 3.0, "not started"), UnitState(active_state="inactive")
+
+    monkeypatch.setattr(why, "look_back", look_back)
+    monkeypatch.setattr(why, "CONFIGURATION", tmp_path)
+    for name in ("chat", "coder"):
+        (tmp_path / f"{name}.plan.json").write_text(json.dumps({"name": name}), encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("host")
+def test_an_instance_is_explained_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "chat") == (
+        "chat\n"
+        "state      failed\n"
+        "unit       failed (failed), restarted 4 times\n"
+        "phase      weights\n"
+        "cause      weights-damaged: a weight file is cut off\n"
+    )
+
+
+@pytest.mark.usefixtures("host")
+def test_without_a_name_all_instances_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    heads = [line for line in run(capsys).splitlines() if line in {"chat", "coder"}]
+    assert heads == ["chat", "coder"]
+    assert "because    not started" in run(capsys, "coder")
+    assert json.loads(run(capsys, "--json"))["chat"]["cause"] == "weights-damaged"
+
+
+@pytest.mark.usefixtures("host")
+def test_an_instance_that_is_none_is_an_error_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        why.main(["nobody"])
+    assert "nobody.plan.json" in capsys.readouterr().err
