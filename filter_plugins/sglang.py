@@ -12,7 +12,7 @@ if _KIT not in sys.path:
     sys.path.insert(0, _KIT)
 
 from ansible.errors import AnsibleTemplatePluginError  # noqa: E402 - after the path above
-from sglang_kit import fingerprint, plan, report  # noqa: E402
+from sglang_kit import breakdown, chart, fingerprint, plan, report, wish  # noqa: E402
 from sglang_kit.problem import ProblemsError  # noqa: E402
 
 if TYPE_CHECKING:
@@ -47,6 +47,32 @@ def sglang_report(plans: list[dict[str, Any]], verdicts: Mapping[str, Any] | Non
     return report.lines(plans, verdicts)
 
 
+def sglang_memory(
+    wanted: Mapping[str, Any],
+    config: Mapping[str, Any],
+    gpu: Mapping[str, Any],
+    engine_version: str,
+    draft_config: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Plan the memory of one instance."""
+    try:
+        return wish.instance_memory(
+            wanted, config=config, gpu=gpu, engine_version=engine_version, draft_config=draft_config
+        )
+    except ProblemsError as error:
+        raise AnsibleTemplatePluginError(str(error), obj=wanted) from error
+
+
+def sglang_measured(plans: list[dict[str, Any]], verdicts: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep what ready instances allocated."""
+    return breakdown.measured(plans, verdicts)
+
+
+def sglang_page(plans: list[dict[str, Any]], host: str, measured: Mapping[str, Any] | None = None) -> str:
+    """Write the memory plan of a host as one HTML file."""
+    return chart.page(host, plans, measured or {})
+
+
 class FilterModule:
     """Ansible's entry point."""
 
@@ -54,6 +80,9 @@ class FilterModule:
         """Name the filters."""
         return {
             "sglang_actions": sglang_actions,
+            "sglang_measured": sglang_measured,
+            "sglang_memory": sglang_memory,
+            "sglang_page": sglang_page,
             "sglang_plan": sglang_plan,
             "sglang_report": sglang_report,
             "sglang_secrets": sglang_secrets,

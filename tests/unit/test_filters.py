@@ -16,6 +16,8 @@ from ansible.plugins.loader import filter_loader
 from ansible.template import Templar, trust_as_template
 from sglang_kit.plan import HostSettings
 
+from tests.plans import FIXTURES, expected, load, recorded_verdict
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -81,7 +83,7 @@ def evaluate(tmp_path: Path) -> Evaluate:
 
 def test_the_plan_of_an_inventory_as_ansible_holds_it(evaluate: Evaluate) -> None:
     chat, coder = evaluate("instances | sglang_plan(host)")
-    assert (chat["name"], chat["port"], chat["nccl_port"]) == ("chat", 30001, 40001)
+    assert (chat["name"], chat["port"], chat["nccl_port"]) == ("chat", 30001, 20001)
     assert chat["model"] == "/srv/models/qwen-8b"
     assert chat["argv"][-2:] == ["--log-level", "debug"]
     assert 'GREETING="größe: 100 %"' in chat["environment_lines"]
@@ -147,6 +149,53 @@ def test_a_report_is_lines_of_text(evaluate: Evaluate) -> None:
         assert essential in told
 
 
+def test_a_proof_is_lines_of_text(evaluate: Evaluate) -> None:
+    plans = load("h200-mtp")
+    told = evaluate("plans | sglang_report({'mtp': verdict})", plans=plans, verdict=recorded_verdict())
+    assert told == expected("h200-mtp")
+
+
+@pytest.fixture(scope="module")
+def question() -> dict[str, Any]:
+    """Bring a wish, the model's configuration and a GPU, as a playbook would hand them over."""
+    configs = FIXTURES / "configs"
+    return {
+        "wish": {"name": "chat", "context_length": 32768, "concurrency": 16, "strategy": {"method": "mtp"}},
+        "config": json.loads((configs / "qwen36-27b.json").read_text(encoding="utf-8")),
+        "draft": json.loads((configs / "dflash-qwen36-27b.json").read_text(encoding="utf-8")),
+        "gpu": {"name": "RTX PRO 6000", "memory_mib": 97887, "free_gib": 94.24, "compute_capability": "12.0"},
+    }
+
+
+def test_the_memory_of_one_instance(evaluate: Evaluate, question: dict[str, Any]) -> None:
+    memory = evaluate("wish | sglang_memory(config, gpu, '0.5.23')", **question)
+    assert (memory["concurrency"], memory["slots_per_request"], memory["state_slots"]) == (16, 5, 80)
+    assert memory["kv_tokens"] >= 165_000
+    assert memory["tightest"]["free_gib"] >= 4.0
+
+
+def test_the_memory_with_a_draft_model(evaluate: Evaluate, question: dict[str, Any]) -> None:
+    wish = {"context_length": 8192, "strategy": {"method": "dflash"}}
+    expression = "wish | sglang_memory(config, gpu, '0.5.23', draft)"
+    assert evaluate(expression, **{**question, "wish": wish})["pools_gib"]["draft_key"] > 0
+
+
+def test_a_wish_that_cannot_be_met_is_refused_with_what_can(
+    evaluate: Evaluate, question: dict[str, Any]
+) -> None:
+    wish = {**question["wish"], "concurrency": 48}
+    with pytest.raises(AnsibleTemplateError, match=r"chat: .*ask for at most [0-9]+ requests"):
+        evaluate("wish | sglang_memory(config, gpu, '0.5.23')", **{**question, "wish": wish})
+
+
+def test_a_page_shows_what_was_measured_of_the_same_plan(evaluate: Evaluate) -> None:
+    given = {"plans": load("h200-mtp"), "verdicts": {"mtp": recorded_verdict()}}
+    seen = evaluate("plans | sglang_measured(verdicts)", **given)
+    assert json.loads(evaluate("seen | to_json", seen=seen)) == seen
+    assert ">measured<" not in evaluate("plans | sglang_page('h200')", **given)
+    assert ">measured<" in evaluate("plans | sglang_page('h200', seen)", **given, seen=seen)
+
+
 def test_every_filter_has_its_document_and_every_document_its_filter() -> None:
     filter_loader.add_directory(str(PLUGINS))
     plugin = filter_loader.get("sglang_plan")
@@ -193,6 +242,18 @@ def test_the_example_of_a_plan_can_be_planned(documents: dict[str, Any], evaluat
     (task,) = yaml.safe_load(documents["sglang_plan"]["examples"])
     plans = evaluate("instances | sglang_plan(host)", **task["vars"])
     assert plans[1]["after"] == ["sglang-chat.service"]
+
+
+def test_the_example_of_a_memory_plan_can_be_planned(
+    documents: dict[str, Any], evaluate: Evaluate, question: dict[str, Any]
+) -> None:
+    (task,) = yaml.safe_load(documents["sglang_memory"]["examples"])
+    expression = task["vars"]["memory"].strip("{} ")
+    memory = evaluate(expression, **{**task["vars"], "config": question["config"]})
+    returned = documents["sglang_memory"]["return"]["_value"]
+    assert set(memory) <= set(returned["contains"])
+    assert returned["sample"]["kv_tokens"] == memory["kv_tokens"]
+    assert memory["binds"].startswith(returned["sample"]["binds"])
 
 
 def test_the_documented_host_settings_are_the_real_ones(documents: dict[str, Any]) -> None:

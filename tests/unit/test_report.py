@@ -1,49 +1,19 @@
 from __future__ import annotations
 
+import copy
 from typing import Any
 
+import pytest
 from sglang_kit import report
-from sglang_kit.quantity import GIB
 
-CHAT: dict[str, Any] = {
-    "name": "chat",
-    "state": "started",
-    "gpus": ["0", "1"],
-    "port": 31000,
-    "context_length": 32768,
-    "concurrency": 48,
-    "strategy": "mtp",
-    "fingerprint": "667903beab97f70c",
-}
-CODER: dict[str, Any] = {
-    **CHAT,
-    "name": "coder-on-cpu",
-    "state": "stopped",
-    "gpus": [],
-    "port": 31001,
-    "context_length": None,
-    "concurrency": None,
-    "strategy": "none",
-    "fingerprint": "0123456789abcdef",
-}
-READY: dict[str, Any] = {
-    "state": "ready",
-    "allocated": {"kv_tokens": 165000, "kv_bytes": 3 * GIB // 2, "running_requests": 48},
-    "stages": [
-        {"name": "import", "begin": 0.0, "seconds": 0.0},
-        {"name": "weights", "begin": 12.4, "seconds": 31.0},
-        {"name": "serving", "begin": 43.4, "seconds": None},
-    ],
-    "checks": [
-        {"name": "health", "held": True, "detail": "HTTP 200: "},
-        {"name": "completion", "held": True, "detail": "Yes — 是的。\nThis is cut off."},
-    ],
-}
+from tests.plans import expected, load, recorded_verdict
+
+PLANS = {plan["name"]: plan for plan in load("six-instances")}
 
 
 def verdict(state: str, **changes: object) -> dict[str, Any]:
-    quiet = {"stage": "weights", "phase": "", "sentence": "", "remedy": "", "evidence": []}
-    return {**quiet, "state": state, **changes}
+    quiet: dict[str, Any] = {"stage": "weights", "phase": "", "sentence": "", "remedy": "", "evidence": []}
+    return {**quiet, "state": state, "allocated": {}, "stages": [], "checks": [], **changes}
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
@@ -58,6 +28,15 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
     ]
 
 
+def test_numbers_stand_at_the_end_of_their_column() -> None:
+    assert report.table(("n", "name"), [("1", "a"), ("1,000", "b")], right=("n",)) == [
+        "    n  name",
+        "-----  ----",
+        "    1  a",
+        "1,000  b",
+    ]
+
+
 def test_a_table_without_rows_is_its_head() -> None:
     assert report.table(("a", "b c"), []) == ["a  b c", "-  ---"]
 
@@ -67,39 +46,106 @@ def test_no_instances() -> None:
     assert report.lines([], {}) == ["no instances"]
 
 
-def test_a_plan_shows_what_was_left_to_the_engine() -> None:
-    assert report.lines([CHAT, CODER]) == [
-        "instance      GPUs  port   context  requests  strategy  fingerprint",
-        "------------  ----  -----  -------  --------  --------  ----------------",
-        "chat          0,1   31000  32768    48        mtp       667903beab97f70c",
-        "coder-on-cpu  CPU   31001  model's  planned   none      0123456789abcdef",
+def test_a_plan_as_people_see_it() -> None:
+    assert report.lines(load("six-instances")) == expected("six-instances")
+
+
+def test_nothing_is_wider_than_a_terminal_that_ansible_indents() -> None:
+    assert max(map(len, report.lines(load("six-instances")))) <= report.WIDTH == 100 - 8
+
+
+@pytest.mark.parametrize(
+    ("share", "bar"), [(0.0, ""), (1 / 240, "▏"), (0.5, "█" * 15), (0.52, "█" * 15 + "▋"), (1.0, "█" * 30)]
+)
+def test_a_bar_is_drawn_to_an_eighth_of_a_column(share: float, bar: str) -> None:
+    plan = copy.deepcopy(PLANS["dense"])
+    total = plan["memory"]["card"]["total_gib"] = 240.0
+    plan["memory"]["pools_gib"]["weights"] = round(total * share, 2)
+    line = next((line for line in report.lines([plan]) if line.startswith("  weights ")), "")
+    assert line.partition(" GiB")[2].strip() == bar
+
+
+def test_a_draft_model_whose_config_is_missing_is_named_too() -> None:
+    plan = {**PLANS["unknown"], "draft_model": "/srv/models/draft"}
+    told = " ".join(" ".join(report.lines([plan])).split())
+    assert (
+        "the config.json of /srv/models/private or /srv/models/draft is not in sglang_model_catalog" in told
+    )
+
+
+def test_a_card_without_a_name_is_not_named() -> None:
+    plan = copy.deepcopy(PLANS["chat"])
+    plan["memory"]["card"]["name"] = None
+    assert "chat: GPU 1, 94.24 of 95.59 GiB free before the start" in report.lines([plan])
+
+
+def test_a_card_that_is_not_known_makes_no_picture() -> None:
+    plan = copy.deepcopy(PLANS["chat"])
+    plan["memory"]["card"] = None
+    told = report.lines([plan])
+    assert told[4:7] == [
+        "chat: GPU 1",
+        "  weights              51.09 GiB",
+        f"  draft weights         0.79 GiB  {'':30}  while loading 5.53",
     ]
+
+
+def test_a_recorded_start_is_held_against_its_plan() -> None:
+    plans = load("h200-mtp")
+    assert report.lines(plans, {"mtp": recorded_verdict()}) == expected("h200-mtp")
 
 
 def test_a_proof_stands_beside_instances_that_were_not_to_be_proven() -> None:
-    assert report.lines([CHAT, CODER], {"chat": READY}) == [
-        "instance      unit     stages (s)  KV tokens  K + V     requests  answer",
-        "------------  -------  ----------  ---------  --------  --------  ---------------------------",
-        "chat          ready    weights 31  165000     1.50 GiB  48        'Yes — 是的。\\nThis is cut of'",
-        "coder-on-cpu  stopped",
+    ready = verdict(
+        "ready",
+        allocated={"kv_tokens": 8192, "running_requests": 12},
+        checks=[
+            {"name": "health", "held": True, "detail": "HTTP 200: "},
+            {"name": "completion", "held": True, "detail": "Yes — 是的。\nThis is cut off somewhere."},
+        ],
+    )
+    stopped = {**PLANS["chat"], "name": "stopped-for-now", "state": "stopped"}
+    assert report.lines([stopped, PLANS["unknown"]], {"unknown": ready}) == [
+        "instance         state    start  requests  KV tokens  answer",
+        "---------------  -------  -----  --------  ---------  ------------------------------------",
+        "stopped-for-now  stopped",
+        "unknown          ready                 12      8,192  'Yes — 是的。\\nThis is cut off somewh…'",
     ]
 
 
-def test_instances_that_were_all_left_out_are_shown_as_wanted() -> None:
-    assert report.lines([CODER], {})[2] == "coder-on-cpu  stopped"
-
-
 def test_a_proof_of_which_only_the_state_is_known() -> None:
-    bare = {"state": "failed", "allocated": {}, "stages": [], "checks": []}
-    assert (
-        report.lines([CHAT], {"chat": bare})[2]
-        == "chat      failed                                          ''"
-    )
+    assert report.lines([PLANS["chat"]], {"chat": verdict("never_started")})[2:] == [
+        "chat      never started"
+    ]
+
+
+def test_stages_that_took_no_time_are_not_told() -> None:
+    quick = [
+        {"name": "import", "begin": 0.0, "seconds": 0.2},
+        {"name": "serving", "begin": 0.2, "seconds": None},
+    ]
+    found = report.lines([PLANS["unknown"]], {"unknown": verdict("ready", stages=quick)})
+    assert found[2:] == ["unknown   ready    0 s"]
+
+
+def test_pools_as_planned_do_not_differ() -> None:
+    allocated = {"kv_tokens": 188682, "state_slots": 80, "running_requests": 16}
+    found = report.lines([PLANS["chat"]], {"chat": verdict("ready", allocated=allocated)})
+    assert found[2:] == [
+        "chat      ready         16 of 16    188,682",
+        "",
+        "chat",
+        "",
+        "  pool         planned  allocated  difference",
+        "  -----------  -------  ---------  ----------",
+        "  KV tokens    188,682    188,682        none",
+        "  state slots       80         80        none",
+    ]
 
 
 def test_what_is_ready_is_no_failure() -> None:
     assert report.failures({}) == []
-    assert report.failures({"chat": READY}) == []
+    assert report.failures({"chat": verdict("ready")}) == []
 
 
 def test_a_failure_is_told_with_its_evidence_and_its_remedy() -> None:
@@ -110,7 +156,11 @@ def test_a_failure_is_told_with_its_evidence_and_its_remedy() -> None:
         evidence=[{"number": 7, "text": "RuntimeError: fewer\n  tokens"}, {"number": 9, "text": "bye"}],
         remedy="lower context_length",
     )
-    verdicts = {"chat": failed, "good": READY, "coder": verdict("stopped", sentence="stopped by request")}
+    verdicts = {
+        "chat": failed,
+        "good": verdict("ready"),
+        "coder": verdict("stopped", sentence="stopped by request"),
+    }
     assert report.failures(verdicts) == [
         "chat: failed in stage kv_cache: the KV cache is smaller than one context",
         "  | RuntimeError: fewer",

@@ -1,0 +1,61 @@
+"""What would one instance allocate, for playbooks that bring their own inventory?
+
+The same planning as of whole hosts (``plan.py``), on a host that holds nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .plan import HostSettings, plan_host
+from .problem import Problem, ProblemsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_DEFAULTS = {"name": "instance", "model": "/model", "port": 30000, "gpus": [0]}
+_DRAFT = "/draft"
+
+
+def instance_memory(
+    wish: Mapping[str, Any],
+    *,
+    config: Mapping[str, Any],
+    gpu: Mapping[str, Any],
+    engine_version: str,
+    draft_config: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Plan the memory of one instance: the value of ``memory`` in the plan of a host.
+
+    ``wish`` has the keys of an instance, of which none is required; ``config`` and ``draft_config`` are the
+    contents of the models' ``config.json``, ``gpu`` describes its GPUs as an item of ``sglang_host_gpus``.
+    Raises ``ProblemsError`` with every fault and the nearest settings that work.
+    """
+    given = {**_DEFAULTS, **wish}
+    gpus = given["gpus"] if isinstance(given["gpus"], (list, tuple)) else ()
+    if gpus and not _is_size(gpu.get("memory_mib")):
+        message = f"{gpu.get('memory_mib')!r} is no size in MiB"
+        raise ProblemsError([Problem(given["name"], "gpu.memory_mib", message, "write what nvidia-smi says")])
+    models = {given["model"]: config}
+    if draft_config is not None:
+        given["strategy"] = {"draft_model": _DRAFT, **(given.get("strategy") or {})}
+        models[given["strategy"]["draft_model"]] = draft_config
+    settings = HostSettings(
+        name="host",
+        engine_version=engine_version,
+        release="/",
+        accelerator="nvidia" if gpus else "none",
+        gpus=({**gpu, "count": len(gpus)},) if gpus else (),
+    )
+    if gpus:
+        given["gpus"] = list(range(len(gpus)))  # which ones they are decides about nothing
+    (plan,) = plan_host(instances=[{**given, "state": "started"}], settings=settings, models=models)
+    memory: dict[str, Any] | None = plan["memory"]
+    if memory is None:
+        message = "needs the draft model's config.json, too"
+        raise ProblemsError([Problem(given["name"], "strategy.draft_model", message, "give draft_config")])
+    return memory
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
