@@ -17,7 +17,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Callable, Protocol
 
 import pytest
-from sglang_kit import launch, probe
+from sglang_kit import credentials, launch, probe
+from sglang_kit.attempts import EXIT_GAVE_UP
 from sglang_kit.credentials import Credentials
 
 from tests.replay.build import build
@@ -359,12 +360,13 @@ def test_stages_are_told_in_order_until_the_proof_and_the_stop(
 def test_the_proof_is_of_this_invocation_and_whole(bench: Bench, puppet: Puppet, serving: Serving) -> None:
     bench.manager.on("loading: arguments", puppet.say(*ready_lines(serving.port)))
     proven = []
-    bench.manager.on("READY=1", lambda: proven.append((bench.runtime / launch.PROOF).exists()))
-    bench.manager.on("STATUS=stopping", lambda: None)
-    interrupt = threading.Thread(target=lambda: (wait_until(lambda: bool(proven)), interrupt_self()))
-    interrupt.start()
+
+    def look_and_stop() -> None:
+        proven.append((bench.runtime / launch.PROOF).exists())
+        interrupt_self()
+
+    bench.manager.on("READY=1", look_and_stop)
     assert bench.launch(puppet.argv) == 0
-    interrupt.join()
     assert proven == [True]
     assert [place.name for place in bench.runtime.iterdir()] == [launch.PROOF]
     proof = json.loads((bench.runtime / launch.PROOF).read_text(encoding="utf-8"))
@@ -665,14 +667,14 @@ def test_only_the_newest_lines_are_kept_while_serving(
     assert "--x" not in bench.journal[-1]
 
 
-@pytest.mark.parametrize(("starts_before", "expected"), [(1, launch.EXIT_CRASHED), (2, launch.EXIT_GAVE_UP)])
+@pytest.mark.parametrize(("starts_before", "expected"), [(1, launch.EXIT_CRASHED), (2, EXIT_GAVE_UP)])
 def test_the_last_failing_start_in_a_row_says_so(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts_before: int, expected: int
 ) -> None:
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
     (tmp_path / f"{NAME}.starts").write_bytes(b"." * starts_before)
     assert bench.launch(program("import os; os.kill(os.getpid(), 9)")) == expected
-    assert ("systemd makes no further one" in bench.journal[-1]) == (expected == launch.EXIT_GAVE_UP)
+    assert ("systemd makes no further one" in bench.journal[-1]) == (expected == EXIT_GAVE_UP)
 
 
 def test_a_start_that_became_ready_ends_the_row(
@@ -920,6 +922,6 @@ def test_what_an_engine_prints_of_its_secrets_is_masked(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "with_secrets", list)
-    monkeypatch.setattr(launch.credentials, "of_unit", lambda: Credentials({"hf_token": "hf_0123456789"}))
+    monkeypatch.setattr(credentials, "of_unit", lambda: Credentials({"hf_token": "hf_0123456789"}))
     assert bench.launch(["printf", r"say hf_0123456789 aloud\n"]) == 1
     assert bench.journal[0] == "say *** aloud"
