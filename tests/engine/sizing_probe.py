@@ -94,16 +94,17 @@ def mixin(case: dict[str, Any]) -> dict[str, Any]:
     """Size with ModelRunnerKVCacheMixin (up to 0.5.15)."""
     room = import_module("sglang.srt.model_executor.model_runner_kv_cache_mixin")
     import_module("sglang.srt.model_executor.pool_configurator")  # for the replacements
-    runner_class = import_module("sglang.srt.model_executor.model_runner").ModelRunner
+    runners = import_module("sglang.srt.model_executor.model_runner")
 
     group = SimpleNamespace(world_size=1, cpu_group=None)
     replace_everywhere("get_attention_tp_size", lambda: case["ranks"])
     replace_everywhere("get_world_group", lambda: group)
     replace_everywhere("get_available_gpu_memory", lambda *_, **__: case["after"])
     config = model_config(case)
-    runner = runner_class.__new__(runner_class)
+    runner = runners.ModelRunner.__new__(runners.ModelRunner)
     args = server_args(case)
     runner.__dict__.update(
+        _linear_attn_registry_cache=getattr(runners, "_UNSET", None),
         device="cuda",
         gpu_id=0,
         server_args=args,
