@@ -1,14 +1,16 @@
 """Write the generated tables into the documentation; with ``--check`` only say which are stale.
 
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``. The variables of each role come
-from its argument specification, defaults from its defaults file.
+from its argument specification, defaults from its defaults file. The plans are made of the shipped inventory
+``inventories/ct200``, as its playbook would.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "module_utils"))
+
+from sglang_kit import report  # noqa: E402 - after the path above
+from sglang_kit.plan import HostSettings, plan_host, read_host  # noqa: E402
+from sglang_kit.problem import ProblemsError  # noqa: E402
+
 BLOCK = re.compile(r"(<!-- table: (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -56,7 +64,86 @@ def _prose(option: dict[str, Any]) -> str:
     return f"{text} One of {', '.join(f'`{choice}`' for choice in choices)}." if choices else text
 
 
-TABLES: dict[str, Callable[[Path], str]] = {"variables": variables}
+CT200 = ROOT / "inventories/ct200"
+REFUSALS: tuple[dict[str, Any], ...] = (
+    {"concurrency": 48},
+    {"context_length": 262144},
+    {"memory": {"headroom_gib": 30}},
+    {"memory": {"state_slots": 60}},
+    {"memory": {"state_slots": 2}},
+    {"strategy": {"method": "eagle3", "draft_model": "/srv/models/qwen36-27b-dflash"}},
+    {"gpus": [0]},
+    {"args": {"mem-fraction-static": 0.9}},
+)
+
+
+@cache
+def _ct200() -> tuple[dict[str, Any], HostSettings, dict[str, Any]]:
+    """Read the first instance of the shipped inventory, its host and its models."""
+    values = yaml.safe_load((CT200 / "host_vars/ct200.yml").read_text(encoding="utf-8"))
+    models = {
+        entry["path"]: json.loads(
+            Path(entry["config"].replace("{{ inventory_dir }}", str(CT200))).read_text(encoding="utf-8")
+        )
+        for entry in values["sglang_model_catalog"]
+    }
+    known = ("accelerator", "gpus", "reserved_gpus", "reserved_ports")
+    host = {key: values[f"sglang_host_{key}"] for key in known}
+    named = {"name": "ct200", "engine_version": values["sglang_engine_version"], "release": "/release"}
+    return values["sglang_service_instances"][0], read_host({**host, **named}), models
+
+
+def _planned(changes: dict[str, Any]) -> list[dict[str, Any]]:
+    instance, host, models = _ct200()
+    return plan_host(instances=[{**instance, **changes}], settings=host, models=models)
+
+
+def plan(_document: Path) -> str:
+    """Show a plan as the playbook does."""
+    return _block(report.lines(_planned({})))
+
+
+def plan_notes(_document: Path) -> str:
+    """Show what a plan says of a pinned fraction."""
+    (pinned,) = _planned({"memory": {"fraction": 0.99}})
+    return "\n".join(f"- {note}" for note in pinned["memory"]["notes"])
+
+
+def refusals(_document: Path) -> str:
+    """Show changes that are refused, and the refusal."""
+    rows = [f"| `{_flow(changes)}` | {_refusal(changes)} |" for changes in REFUSALS]
+    return "\n".join(["| change | refusal |", "|---|---|", *rows])
+
+
+def _flow(changes: dict[str, Any]) -> str:
+    text: str = yaml.safe_dump(changes, default_flow_style=True, width=1000, sort_keys=False)
+    return text.strip().strip("{}") + "}" * (text.count("}") - 1)
+
+
+def _refusal(changes: dict[str, Any]) -> str:
+    try:
+        _planned(changes)
+    except ProblemsError as refused:
+        return "<br>".join(map(str, refused.problems))
+    raise RuntimeError(f"{changes} is no longer refused")
+
+
+def proof(_document: Path) -> str:
+    """Show the recorded proof that the tests compare with."""
+    return _block((ROOT / "tests/fixtures/plans/h200-mtp.txt").read_text(encoding="utf-8").splitlines())
+
+
+def _block(lines: list[str]) -> str:
+    return "\n".join(["```", *lines, "```"])
+
+
+TABLES: dict[str, Callable[[Path], str]] = {
+    "variables": variables,
+    "plan": plan,
+    "plan-notes": plan_notes,
+    "refusals": refusals,
+    "proof": proof,
+}
 
 
 def _filled(document: Path, block: re.Match[str]) -> str:
