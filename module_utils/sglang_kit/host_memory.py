@@ -95,10 +95,18 @@ def _within_share(wish: Wish, card: Card, sharers: int) -> Wish:
     return replace(wish, memory=replace(wish.memory, headroom_gib=own / sharers + others))
 
 
-def host_bytes(request: Request) -> int:
-    """Count the main memory which an instance needs, its hierarchical cache included."""
-    ranks = request.wish.tensor_parallel
-    return FRONT_BYTES + ranks * (RANK_BYTES + request.wish.base.hierarchical_gib_per_rank * GIB)
+def host_bytes(found: Plan) -> int:
+    """Count the main memory which a planned instance needs, its hierarchical cache included.
+
+    That cache is a size in 10^9 bytes a rank, or a multiple of the pools on the card, twice as much unless
+    told otherwise (mem_cache/memory_pool_host.py:HostKVCache).
+    """
+    settings, pools = found.settings, found.prediction
+    cache = 0
+    if settings.hierarchical_cache:
+        on_card = pools.kv_bytes + pools.conv_bytes + pools.ssm_bytes
+        cache = settings.hierarchical_gb * 10**9 or int(settings.hierarchical_ratio * on_card)
+    return FRONT_BYTES + settings.tensor_parallel * (RANK_BYTES + cache)
 
 
 def check_host_memory(needs: Iterable[tuple[str, int]], *, total: int) -> list[Problem]:

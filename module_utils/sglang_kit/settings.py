@@ -54,7 +54,9 @@ class Settings:
     draft_topk: int | None = None
     draft_tokens: int | None = None
     draft_kv_dtype: str | None = None
-    hierarchical_gib_per_rank: int = 0  # pinned main memory of the hierarchical cache
+    hierarchical_cache: bool = False  # a second cache in pinned main memory
+    hierarchical_gb: int = 0  # its size on one rank, in 10^9 bytes; 0 follows the ratio
+    hierarchical_ratio: float = 2.0  # to the pools on the card
     # Environment variables of the engine
     speculation_v2: bool = True  # SGLANG_ENABLE_SPEC_V2
     skip_decode_lock: bool = False  # SGLANG_OPT_MAMBA_SKIP_DECODE_LOCK
@@ -115,7 +117,8 @@ _VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "draft_tokens": ("draft_tokens", int),
     "draft_block": ("draft_tokens", int),
     "draft_kv_dtype": ("draft_kv_dtype", str),
-    "hierarchical_size": ("hierarchical_gib_per_rank", int),
+    "hierarchical_size": ("hierarchical_gb", int),
+    "hierarchical_ratio": ("hierarchical_ratio", float),
 }
 """Meaning of a flag with values -> field, and how a value is read; of several values the largest counts."""
 
@@ -125,6 +128,7 @@ _SWITCHES: dict[str, tuple[str, bool]] = {
     "disable_graphs": ("decode_graphs", False),
     "disable_decode_graphs": ("decode_graphs", False),
     "mixed_chunk": ("mixed_chunk", True),
+    "hierarchical_cache": ("hierarchical_cache", True),
     "enable_multimodal": ("multimodal", True),
     "language_only": ("multimodal", False),
     "language_model_only": ("multimodal", False),

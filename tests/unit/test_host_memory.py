@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from sglang_kit.engine import facts
@@ -19,6 +19,9 @@ from sglang_kit.rules import Wish
 from sglang_kit.settings import Settings
 
 from tests.sizing import LAST, card, model
+
+if TYPE_CHECKING:
+    from sglang_kit.planner import Plan
 
 
 def request(name: str, *gpus: str, of: str = "qwen3-8b", **wish: Any) -> Request:  # noqa: ANN401 - any field
@@ -82,10 +85,21 @@ def test_without_a_gpu_the_cpu_is_planned_for() -> None:
     assert dict(plan_shared([tiny], {})["a"].values)["total_tokens"] == 8192
 
 
+def planned(**base: Any) -> Plan:  # noqa: ANN401 - any setting
+    return plan_shared([request("chat", "0", base=Settings(**base))], {"0": card()})["chat"]
+
+
 def test_main_memory() -> None:
-    plain = request("chat", "0", "1", tensor_parallel=2)
-    cached = request("code", "2", base=Settings(hierarchical_gib_per_rank=30))
-    assert (host_bytes(plain), host_bytes(cached)) == (13 * GIB, 38 * GIB)
+    cards = {"0": card(), "1": card()}
+    both = plan_shared([request("chat", "0", "1", tensor_parallel=2)], cards)["chat"]
+    assert host_bytes(both) == 13 * GIB
+    assert host_bytes(planned(hierarchical_gb=30)) == 8 * GIB
+    assert host_bytes(planned(hierarchical_gb=30, hierarchical_cache=True)) == 8 * GIB + 30 * 10**9
+    double = planned(hierarchical_cache=True)
+    assert host_bytes(double) == 8 * GIB + 2 * double.prediction.kv_bytes
+
+
+def test_a_host_with_too_little_main_memory() -> None:
     needs = [("chat", 13 * GIB), ("code", 38 * GIB)]
     assert check_host_memory(needs, total=51 * GIB) == []
     (problem,) = check_host_memory(iter(needs), total=50 * GIB)

@@ -49,7 +49,9 @@ def test_a_whole_command_line(version: str) -> None:
         ("--speculative-draft-model-path x", "draft_model", True),
         ("--disable-cuda-graph", "decode_graphs", False),
         ("--enable-mixed-chunk", "mixed_chunk", True),
-        ("--hicache-size 30", "hierarchical_gib_per_rank", 30),
+        ("--hicache-size 30", "hierarchical_gb", 30),
+        ("--hicache-ratio 1.5", "hierarchical_ratio", 1.5),
+        ("--enable-hierarchical-cache", "hierarchical_cache", True),
     ],
 )
 def test_single_flags(words: str, field: str, value: object) -> None:
