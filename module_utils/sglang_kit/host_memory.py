@@ -29,6 +29,7 @@ RANK_BYTES = 5 * GIB
 """Main memory of one rank: interpreter, torch, compiled kernels, pinned buffers (observed 3 to 5 GiB)."""
 FRONT_BYTES = 3 * GIB
 """Main memory of the HTTP server and detokenizer of one instance together."""
+_BALANCED = 0.9
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def plan_shared(requests: Sequence[Request], cards: Mapping[str, Card]) -> dict[
         sharers = max(
             (sum(gpu in later.gpus for later in requests[position:]) for gpu in request.gpus), default=1
         )
+        problems += _unbalanced(request, free)
         try:
             found = plan(
                 model=request.model,
@@ -83,6 +85,27 @@ def plan_shared(requests: Sequence[Request], cards: Mapping[str, Card]) -> dict[
     if problems:
         raise ProblemsError(problems)
     return plans
+
+
+def _unbalanced(request: Request, free: Mapping[str, int]) -> list[Problem]:
+    """Note ranks whose free memory differs by more than a tenth: the engine would not start.
+
+    (model_executor/model_runner.py:init_torch_distributed, distributed/bootstrap.py since 0.5.18)
+    """
+    if len(request.gpus) < 2 or not request.wish.base.balance_checked:  # noqa: PLR2004 - a pair differs
+        return []
+    poor, rich = (choose(request.gpus, key=lambda gpu: free[gpu]) for choose in (min, max))
+    if free[poor] >= _BALANCED * free[rich]:
+        return []
+    return [
+        Problem(
+            request.name,
+            "gpus",
+            f"GPU {poor} has {human(free[poor])} free, GPU {rich} {human(free[rich])}: SGLang refuses "
+            "to start where one has less than nine tenths of another",
+            f"free memory on GPU {poor}, or set SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK=0 in env",
+        )
+    ]
 
 
 def _within_share(wish: Wish, card: Card, sharers: int) -> Wish:

@@ -394,11 +394,11 @@ def _held(case: _Case, requests: int | None) -> str:
         slots = requests * case.resolved.slots_per_request
     if case.model.state is None or slots is None:
         return ""
-    text = f", {slots} state slots {human((slots + case.facts.state_padding_slots) * case.price.slot)}"
+    text = f", {slots} state slots take {human((slots + case.facts.state_padding_slots) * case.price.slot)}"
     tokens = case.resolved.draft_tokens
     if tokens and requests:
         reserve = (requests + case.facts.state_padding_slots) * tokens * case.price.slot
-        text += f", the reserve for {requests} requests x {tokens} draft tokens {human(reserve)}"
+        text += f", the reserve for {requests} requests x {tokens} draft tokens takes {human(reserve)}"
     return text
 
 

@@ -63,6 +63,7 @@ class Settings:
     conv_dtype: str = "bfloat16"  # SGLANG_MAMBA_CONV_DTYPE
     longer_context: bool = False  # SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN
     multimodal_cache_mib: int | None = None  # SGLANG_VLM_CACHE_SIZE_MB
+    balance_checked: bool = True  # SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK
 
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
@@ -169,6 +170,7 @@ _VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "SGLANG_MAMBA_CONV_DTYPE": ("conv_dtype", str),
     "SGLANG_MAMBA_SSM_DTYPE": ("state_dtype", str),
     "SGLANG_VLM_CACHE_SIZE_MB": ("multimodal_cache_mib", int),
+    "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK": ("balance_checked", _truth),
 }
 
 

@@ -36,10 +36,18 @@ def test_an_instance_alone_gets_its_card() -> None:
 
 
 def test_the_poorest_card_of_a_group_counts() -> None:
-    cards = {"0": card(139), "1": card(60)}
+    cards = {"0": card(139), "1": card(130)}
     both = plan_shared([request("chat", "0", "1", tensor_parallel=2)], cards)
     poor = plan_shared([request("chat", "1", tensor_parallel=2)], cards)
     assert both["chat"].prediction == poor["chat"].prediction
+
+
+def test_cards_of_one_instance_must_be_alike() -> None:
+    cards = {"0": card(139), "1": card(120)}
+    with pytest.raises(ProblemsError, match=r"GPU 1 has 120\.00 GiB free, GPU 0 139\.00 GiB: SGLang refuses"):
+        plan_shared([request("chat", "0", "1", tensor_parallel=2)], cards)
+    unchecked = request("chat", "0", "1", tensor_parallel=2, base=Settings(balance_checked=False))
+    assert plan_shared([unchecked], cards)["chat"].prediction.error == ""
 
 
 def test_instances_share_a_card_in_their_order() -> None:

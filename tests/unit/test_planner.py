@@ -218,7 +218,7 @@ def refusal(name: str, version: str = LAST, **wish: Any) -> str:  # noqa: ANN401
     [
         ("qwen3-8b", LAST, {"strategy": Strategy("mtp")}, "has no prediction layers", "use none or ngram"),
         ("qwen36-27b", FIRST, {"strategy": MTP, "context_length": 8192, "concurrency": 48},
-         "240 state slots 34.41 GiB, the reserve for 48 requests x 4", "ask for at most 23 requests or"),
+         "240 state slots take 34.41 GiB, the reserve for 48 requests x 4", "ask for at most 23 requests or"),
         ("qwen36-27b", FIRST, {"strategy": MTP, "context_length": 8192, "memory": MemoryPins(state_slots=4)},
          "4 state slots are fewer than the 5 that one request needs", "leave memory.state_slots out"),
         ("qwen36-27b", LAST, {"context_length": 8192, "concurrency": 8, "memory": MemoryPins(state_slots=20)},

@@ -90,6 +90,7 @@ def test_the_environment_counts() -> None:
         SGLANG_MAMBA_CONV_DTYPE="float16",
         SGLANG_MAMBA_SSM_DTYPE="bfloat16",
         SGLANG_VLM_CACHE_SIZE_MB="100",
+        SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK="false",
         HOME="/nowhere",
     )
     assert found == Settings(
@@ -99,6 +100,7 @@ def test_the_environment_counts() -> None:
         conv_dtype="float16",
         state_dtype="bfloat16",
         multimodal_cache_mib=100,
+        balance_checked=False,
     )
 
 
