@@ -168,7 +168,7 @@ def facts(memory: Mapping[str, Any]) -> list[tuple[str, str]]:
     served = f"{memory['concurrency']:,} requests at once"
     if memory["state_slots"]:
         slots, each = memory["state_slots"], memory["slots_per_request"]
-        served += f", {each} state slots each ({slots:,} in all)"
+        served += f", {each} state slot{'' if each == 1 else 's'} each ({slots:,} in all)"
     contexts, length = memory["full_contexts"], memory["context_length"]
     cached = f"{memory['kv_tokens']:,} tokens, room for {contexts:,} full contexts of {length:,}"
     if memory["sliding_tokens"]:

@@ -90,6 +90,10 @@ def test_a_card_that_is_not_known_makes_no_picture() -> None:
     ]
 
 
+def test_one_slot_is_no_slots() -> None:
+    assert "  serves    8 requests at once, 1 state slot each (8 in all)" in report.lines(load("h200-mtp"))
+
+
 def test_a_recorded_start_is_held_against_its_plan() -> None:
     plans = load("h200-mtp")
     assert report.lines(plans, {"mtp": recorded_verdict()}) == expected("h200-mtp")
