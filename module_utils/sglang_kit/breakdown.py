@@ -65,8 +65,6 @@ _POOLS = (
     _Pool("graphs", "graphs", {"": "graphs"}, ("graphs_bytes",)),
     _Pool("activations", "activations", {"": "activations"}),
 )
-ORDER = ("used", *(pool.key for pool in _POOLS), "other", "free")
-"""Keys of all parts, in the order in which they are shown."""
 
 
 def breakdown(memory: Mapping[str, Any], allocated: Mapping[str, int] | None = None) -> Breakdown:

@@ -32,7 +32,7 @@ COLOURS = {
     "other": ("#6b707b", "#ffffff", "#666c78", "#ffffff"),
     "free": ("transparent", "inherit", "transparent", "inherit"),
 }
-"""Part -> fill and ink on light, fill and ink on dark. Neighbours differ in lightness, not only in hue."""
+"""Part -> fill and ink on light, fill and ink on dark; neighbours differ for every kind of colour vision."""
 
 _STYLE = """
 :root { color-scheme: light dark; --page: #f6f7f9; --ink: #1a1d23; --soft: #565d6a; --line: #dde0e6;

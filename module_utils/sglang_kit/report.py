@@ -41,27 +41,18 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequ
     return [text[0], rule, *text[1:]]
 
 
-def failures(verdicts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Say for every instance that is not ready: state, stage, cause, evidence and what to change."""
-    lines: list[str] = []
-    for cause, verdict in zip(causes(verdicts), _not_ready(verdicts).values()):
-        lines.append(cause)
-        lines += [f"  | {line}" for part in verdict["evidence"] for line in part["text"].splitlines()]
-        if verdict["remedy"]:
-            lines.append(f"  what to do: {verdict['remedy']}")
-    return lines
-
-
 def causes(verdicts: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Say the same in one line each."""
+    """Say in one line of every instance that is not ready: state, stage and cause."""
     return [
-        f"{name}: {verdict['state']} in stage {verdict['phase'] or verdict['stage']}: {verdict['sentence']}"
-        for name, verdict in _not_ready(verdicts).items()
+        f"{name}: {verdict['state']} in stage {_stage(verdict['phase'] or verdict['stage'])}:"
+        f" {verdict['sentence']}"
+        for name, verdict in verdicts.items()
+        if verdict["state"] != "ready"
     ]
 
 
-def _not_ready(verdicts: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    return {name: verdict for name, verdict in verdicts.items() if verdict["state"] != "ready"}
+def _stage(name: str) -> str:
+    return STAGE_NAMES.get(name, name)
 
 
 def lines(
@@ -275,7 +266,7 @@ def _proof_lines(plan: Mapping[str, Any], verdict: Mapping[str, Any] | None) -> 
         return []
     spent: dict[str, float] = {}
     for stage in verdict["stages"]:  # a draft model goes through some of them again
-        name = STAGE_NAMES.get(stage["name"], stage["name"])
+        name = _stage(stage["name"])
         spent[name] = spent.get(name, 0.0) + (stage["seconds"] or 0.0)
     text = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in spent.items() if round(seconds))
     rows = comparison(plan["memory"], verdict["allocated"]) if plan["memory"] else []

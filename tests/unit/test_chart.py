@@ -19,18 +19,7 @@ if TYPE_CHECKING:
 PLANS = load("six-instances")
 CHAT = PLANS[0]
 VOID = {"meta"}
-ORDER = (
-    "used",
-    "weights",
-    "draft",
-    "state",
-    "intermediate",
-    "kv",
-    "draft-kv",
-    "graphs",
-    "activations",
-    "other",
-)
+*ORDER, _ = COLOURS  # what is free has no colour
 
 
 class Elements(HTMLParser):
@@ -99,6 +88,11 @@ def test_a_bar_says_its_numbers_and_draws_them() -> None:
     parts = breakdown(CHAT["memory"]).parts
     assert widths == [pytest.approx(100 * part.planned / 95.59, abs=0.001) for part in parts]
     assert sum(widths) == pytest.approx(100, abs=0.05)
+
+
+def test_every_part_has_a_colour_in_its_place() -> None:
+    keys = [part.key for part in breakdown(CHAT["memory"]).parts]
+    assert keys == list(COLOURS)
 
 
 def test_what_was_measured_stands_beside_the_same_plan() -> None:

@@ -147,29 +147,13 @@ def test_pools_as_planned_do_not_differ() -> None:
     ]
 
 
-def test_what_is_ready_is_no_failure() -> None:
-    assert report.failures({}) == []
-    assert report.failures({"chat": verdict("ready")}) == []
-
-
-def test_a_failure_is_told_with_its_evidence_and_its_remedy() -> None:
-    failed = verdict(
-        "failed",
-        phase="kv_cache",
-        sentence="the KV cache is smaller than one context",
-        evidence=[{"number": 7, "text": "RuntimeError: fewer\n  tokens"}, {"number": 9, "text": "bye"}],
-        remedy="lower context_length",
-    )
+def test_what_is_not_ready_is_told_with_its_cause() -> None:
     verdicts = {
-        "chat": failed,
+        "chat": verdict("failed", phase="kv_cache", sentence="the KV cache is smaller than one context"),
         "good": verdict("ready"),
         "coder": verdict("stopped", sentence="stopped by request"),
     }
-    assert report.failures(verdicts) == [
-        "chat: failed in stage kv_cache: the KV cache is smaller than one context",
-        "  | RuntimeError: fewer",
-        "  |   tokens",
-        "  | bye",
-        "  what to do: lower context_length",
+    assert report.causes(verdicts) == [
+        "chat: failed in stage KV cache: the KV cache is smaller than one context",
         "coder: stopped in stage weights: stopped by request",
     ]
