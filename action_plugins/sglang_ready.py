@@ -47,7 +47,7 @@ class ActionModule(ActionBase):  # type: ignore[misc] # ansible-core ships no ty
         self, result: dict[str, Any], failures: dict[str, Any], variables: dict[str, Any]
     ) -> dict[str, Any]:
         """Show each failure whole and once, as plain lines; the result holds what a rescue needs."""
-        root = Path(self._loader.path_dwim(self._task.args.get("artifacts_dir", "../artifacts")))
+        root = Path(variables["playbook_dir"], self._task.args.get("artifacts_dir", "../artifacts")).resolve()
         moment = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%SZ")
         told, causes = {}, []
         for name, failure in failures.items():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "module_utils"))
 
-from sglang_kit import report  # noqa: E402 - after the path above
+from sglang_kit import diagnosis, report  # noqa: E402 - after the path above
 from sglang_kit.plan import HostSettings, plan_host, read_host  # noqa: E402
 from sglang_kit.problem import ProblemsError  # noqa: E402
 
@@ -137,7 +137,26 @@ def _block(lines: list[str]) -> str:
     return "\n".join(["```", *lines, "```"])
 
 
+def causes(_document: Path) -> str:
+    """Return the catalogue of ``diagnosis.py``; of several rows of a cause the first."""
+    rows: dict[str, str] = {}
+    for cause in (*diagnosis.ROOTS, *diagnosis.CONSEQUENCES):
+        cells = (
+            f"`{cause.id}`",
+            cause.phase.replace("_", " "),
+            cause.sentence,
+            cause.remedy,
+            cause.reference,
+        )
+        text = " | ".join(re.sub(r"\{(\w+)\}", r"*\1*", cell).replace("|", "\\|") for cell in cells)
+        rows.setdefault(cause.id, f"| {text} |")
+    return "\n".join(
+        ["| cause | phase | what it says | what to do | see |", "|---|---|---|---|---|", *rows.values()]
+    )
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
+    "causes": causes,
     "variables": variables,
     "plan": plan,
     "plan-notes": plan_notes,

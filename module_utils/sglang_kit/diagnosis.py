@@ -42,6 +42,7 @@ class Cause:
 
     ``phase`` is empty where the failure belongs to the stage in which it happened; ``stages``, where
     given, are the only ones in which the row applies, and ``frame`` must be in the traceback's lines.
+    ``shows`` are the events in which a failed check is seen.
     Sentence and remedy may use the pattern's groups.
     """
 
@@ -54,6 +55,7 @@ class Cause:
     phase: str = ""
     stages: tuple[str, ...] = ()
     frame: str = ""
+    shows: tuple[str, ...] = ()
     reference: str = ""
 
 
@@ -211,7 +213,10 @@ def _match(
         failed = next((check for check in seen.checks if check.name == cause.check), None)
         if failed is None or failed.held is not False:
             return None
-        return {"detail": failed.detail}, _Statement("check", failed.detail, seen.stage)
+        shown = seen.first(*cause.shows)
+        lines = () if shown is None else shown.lines
+        evidence = tuple(Evidence(line.number, line.text) for line in lines)
+        return {"detail": failed.detail}, _Statement("check", failed.detail, seen.stage, evidence)
     for statement in statements:
         if not _applies(cause, statement):
             continue
@@ -732,6 +737,7 @@ CONSEQUENCES: tuple[Cause, ...] = (
         "lower context_length, raise memory.fraction, or use fewer state slots",
         check="context",
         phase="kv_cache",
+        shows=("summary",),
     ),
     Cause(
         "listens-elsewhere",
@@ -739,6 +745,7 @@ CONSEQUENCES: tuple[Cause, ...] = (
         "correct the port in args",
         check="listening",
         phase="warm_up",
+        shows=("listen",),
     ),
     Cause(
         "api-key-refused",

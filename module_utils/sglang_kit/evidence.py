@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import credentials, probe
-from .journal import ENGINE, JOURNALD, KERNEL, SYSTEMD, redact
+from .journal import ENGINE, JOURNALD, KERNEL, SYSTEMD, joined, redact
 from .readiness import Expectation
 from .systemd import describe
 
@@ -53,7 +53,7 @@ def collect(plan: Mapping[str, Any], records: Iterable[Record], *, alive: bool) 
 def journal_lines(records: Iterable[Record], unit: str) -> Iterator[str]:
     """Write records as ``journalctl --output=short-iso`` does, so that ``why --log`` reads them again."""
     own = unit.rpartition(".")[0]
-    for record in records:
+    for record in joined(records):
         when = datetime.fromtimestamp(record.wall, timezone.utc).isoformat(timespec="microseconds")
         writer = own if record.source == ENGINE else _WRITERS[record.source]
         process = "" if record.pid is None else f"[{record.pid}]"

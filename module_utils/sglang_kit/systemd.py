@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -149,11 +150,18 @@ class JournalReader:
                 yield record
 
 
-def last_invocation(unit: str) -> str:
-    """Find the invocation of a unit's newest record, also of an earlier boot; empty where there is none."""
-    outcome = _run("journalctl", "--output=json", "--quiet", "--lines=1", f"--unit={unit}")
-    record = parse_record(outcome)
-    return record.invocation if record else ""
+def remembered(unit: str, state: UnitState) -> UnitState:
+    """Complete the state of a unit that systemd has forgotten: one that ended well and nobody needs any more.
+
+    The journal still knows its last invocation. One of an earlier boot has not been started since.
+    """
+    if state.invocation:
+        return state
+    record = parse_record(_run("journalctl", "--output=json", "--quiet", "--lines=1", f"--unit={unit}"))
+    if record is None:
+        return state
+    started = record.time if record.boot == _boot_id() else 0.0
+    return replace(state, invocation=record.invocation, started=started)
 
 
 def describe(unit: str) -> str:

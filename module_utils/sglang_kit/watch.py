@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from . import credentials, evidence, probe, progress
 from .launch import PROOF, STATE, last_good
 from .readiness import FAILED, LOADING, READY, Expectation, Follower, UnitState, Verdict
-from .systemd import JournalReader, last_invocation, unit_states
+from .systemd import JournalReader, remembered, unit_states
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -79,8 +79,14 @@ class Watch:
 
     def look(self, state: UnitState, now: float) -> Verdict:
         """Judge the instance; ``state`` is the unit's."""
-        if state.invocation == self._previous:
+        mark = self._mark
+        if not mark.invocation and state.invocation == self._previous:
             return self._not_begun(state, now)
+        if not state.invocation:
+            if mark.invocation:
+                state = replace(state, invocation=mark.invocation, started=mark.started)
+            else:
+                state = remembered(self.unit, state)
         first = self._follower is None
         follower = self._follower or self._begin(state, now)
         if self._reader is not None:
@@ -245,15 +251,14 @@ def look_back(plan: Mapping[str, Any]) -> tuple[Verdict, UnitState]:
         proof = proof_of(name, state)
         if proof:
             return proof, state
-    seen = state
-    if not state.invocation:
-        # After a reboot systemd knows of no invocation; the kernel's lines of this boot are not its own.
-        seen = replace(state, invocation=last_invocation(unit), started=math.inf)
+    state = remembered(unit, state)
     follower = Follower(
         Expectation.from_plan(plan, last_good(STATE, name)),
         started=state.started or None,
-        invocation=seen.invocation,
+        invocation=state.invocation,
     )
     now = time.monotonic()
-    follower.feed(JournalReader(unit, seen).read(), now)
+    # The kernel's lines of this boot are not those of an invocation before it.
+    reader = JournalReader(unit, replace(state, started=state.started or math.inf))
+    follower.feed(reader.read(), now)
     return follower.observe(now, unit=state), state

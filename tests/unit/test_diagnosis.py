@@ -647,6 +647,15 @@ def test_rows_are_well_formed() -> None:
         assert names <= groups | {"message"}, cause.id
 
 
+def test_a_failed_check_shows_the_line_in_which_it_is_seen() -> None:
+    found = Follower(Expectation(context_length=4096))
+    texts = list(STAGE_LINES.values())
+    found.feed([Line(number, text, pid=7) for number, text in enumerate(texts, start=1)], 1.0)
+    verdict = found.observe(2.0)
+    assert verdict.cause == "kv-cache-below-context"
+    assert [line.text for line in verdict.evidence] == [STAGE_LINES["warm_up"]]
+
+
 # --- the launcher's word -------------------------------------------------------------------------
 
 LAST_WORD = "sglang-metal: the engine had to be killed in stage serving: {} [cause: {}, phase: serving]"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -53,6 +54,12 @@ def test_journal_lines_are_read_again_as_they_were() -> None:
     assert " systemd-journald[40]: " in lines[4]
     verdict, _ = explain([line.encode() for line in lines], Expectation())
     assert verdict.cause == "argument-unknown"
+
+
+def test_a_broken_line_is_whole_again() -> None:
+    parts = [replace(record("--no-such-"), broken=True), record("flag")]
+    (line,) = evidence.journal_lines(parts, UNIT)
+    assert line.endswith(": --no-such-flag\n")
 
 
 def test_a_long_journal_keeps_its_beginning_and_its_end() -> None:

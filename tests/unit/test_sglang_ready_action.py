@@ -46,10 +46,9 @@ class Run:
         self._steps = steps
         arguments = {"plans": PLANS, "previous": {"chat": "i0"}, "artifacts_dir": str(folder)}
         task = SimpleNamespace(args=arguments, async_val=0, check_mode=False, action="sglang_ready")
-        loader = SimpleNamespace(path_dwim=str)
         connection = SimpleNamespace(_shell=SimpleNamespace(tmpdir=None))
         play = SimpleNamespace(check_mode=False)
-        self.action = plugin.ActionModule(task, connection, play, loader, None, None)
+        self.action = plugin.ActionModule(task, connection, play, None, None, None)
         self.action._execute_module = self._execute  # noqa: SLF001 - stands in for the way to the host
 
     def _execute(self, *, module_name: str, module_args: dict[str, Any], task_vars: object) -> dict[str, Any]:
@@ -58,7 +57,9 @@ class Run:
         return self._steps.pop(0)
 
     def result(self) -> dict[str, Any]:
-        result: dict[str, Any] = self.action.run(task_vars={"inventory_hostname": "ct200"})
+        result: dict[str, Any] = self.action.run(
+            task_vars={"inventory_hostname": "ct200", "playbook_dir": "/nowhere"}
+        )
         return result
 
 

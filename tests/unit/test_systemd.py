@@ -239,13 +239,30 @@ def test_a_unit_is_described_by_its_state_and_its_text(tools: Tools) -> None:
     assert tools.calls("systemctl")[1] == f"cat {CHAT}"
 
 
-def test_the_journal_knows_the_last_invocation(tools: Tools) -> None:
-    record = {"MESSAGE": "Stopped", "_PID": "1", "INVOCATION_ID": INVOCATION}
+@pytest.mark.parametrize(("boot", "started"), [(BOOT, 12.5), ("another", 0.0)])
+def test_the_journal_remembers_a_unit_that_systemd_has_forgotten(
+    tools: Tools, boot: str, started: float
+) -> None:
+    record = {
+        "MESSAGE": "Stopped",
+        "_PID": "1",
+        "INVOCATION_ID": INVOCATION,
+        "_BOOT_ID": boot,
+        "__MONOTONIC_TIMESTAMP": "12500000",
+    }
     tools.place("journalctl", f"printf '%s' {shlex.quote(json.dumps(record))}")
-    assert systemd.last_invocation(CHAT) == INVOCATION
+    state = systemd.remembered(CHAT, UnitState(active_state="inactive"))
+    assert state == UnitState(active_state="inactive", invocation=INVOCATION, started=started)
     assert f"--unit={CHAT}" in tools.calls("journalctl")[0]
 
 
-def test_a_unit_without_a_journal_had_no_invocation(tools: Tools) -> None:
+def test_what_systemd_knows_is_not_looked_up(tools: Tools) -> None:
     tools.place("journalctl")
-    assert systemd.last_invocation(CHAT) == ""
+    known = UnitState(active_state="failed", invocation=INVOCATION)
+    assert systemd.remembered(CHAT, known) == known
+    assert tools.calls("journalctl") == []
+
+
+def test_a_unit_without_a_journal_has_no_past(tools: Tools) -> None:
+    tools.place("journalctl")
+    assert systemd.remembered(CHAT, UnitState()) == UnitState()

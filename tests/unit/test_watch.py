@@ -82,6 +82,8 @@ class Host:
         self.looked_at: list[list[str]] = []
         self.readers: list[tuple[str, UnitState]] = []
         self.now = BEGIN
+        self.past: dict[str, Any] = {}
+        """What the journal knows of a unit that systemd has forgotten."""
         self.patch: Callable[[str, object], None]
 
     def monotonic(self) -> float:
@@ -113,6 +115,9 @@ class Host:
 
         return SimpleNamespace(read=read, records=lambda: iter([RECORD]))
 
+    def remembered(self, _unit: str, state: UnitState) -> UnitState:
+        return state if state.invocation else replace(state, **self.past)
+
     def collect(self, plan: dict[str, Any], records: Iterator[Record], *, alive: bool) -> dict[str, str]:
         return {"journal.log": f"{plan['name']} {[record.text for record in records]} {alive}"}
 
@@ -131,7 +136,7 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Host:
     monkeypatch.setattr(watch, "probe", SimpleNamespace(ask=host.ask))
     monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=host.monotonic, sleep=host.sleep))
     monkeypatch.setattr(watch, "evidence", SimpleNamespace(collect=host.collect))
-    monkeypatch.setattr(watch, "last_invocation", lambda unit: OLD if unit == "sglang-chat.service" else "")
+    monkeypatch.setattr(watch, "remembered", host.remembered)
     monkeypatch.setattr(watch, "RUNTIME", tmp_path)
     monkeypatch.setattr(watch, "STATE", tmp_path / "state")
     return host
@@ -285,6 +290,22 @@ def test_a_start_that_does_not_begin_fails_when_the_stop_before_it_must_be_over(
     )
     assert host.now - BEGIN == pytest.approx(60 + watch.STOP_MARGIN_SECONDS, abs=watch.POLL_SECONDS)
     assert host.asked == []
+
+
+@pytest.mark.parametrize("previous", [{}, {"chat": ""}])
+def test_inactive_trap_a_unit_that_systemd_forgets_when_it_is_stopped_was_stopped(
+    host: Host, previous: dict[str, str]
+) -> None:
+    host.states["chat"] = [STARTING, INACTIVE]
+    host.journals["chat"] = [LOADED[:1]]
+    verdict = follow([plan()], previous)["chat"]
+    assert (verdict["state"], verdict["cause"]) == ("stopped", "stopped-by-request")
+
+
+def test_a_unit_that_was_stopped_and_forgotten_before_has_been_started(host: Host) -> None:
+    host.states["chat"] = [INACTIVE]
+    host.past = {"invocation": OLD, "started": BEGIN - 50}
+    assert follow([plan()], {})["chat"]["state"] == "stopped"
 
 
 # --- the launcher's proof ------------------------------------------------------------------------
@@ -453,6 +474,7 @@ def test_the_last_invocation_is_judged_again(host: Host) -> None:
 
 def test_after_a_reboot_the_journal_knows_the_last_invocation(host: Host) -> None:
     host.states["chat"] = [INACTIVE]
+    host.past = {"invocation": OLD}
     host.journals["chat"] = [["launch_server.py: error: unrecognized arguments: --x"]]
     verdict, _ = watch.look_back(plan())
     assert (verdict.state, verdict.cause) == ("never_started", "argument-unknown")
