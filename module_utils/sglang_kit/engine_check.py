@@ -104,7 +104,7 @@ def _resolved(arguments: Any) -> dict[str, Any]:  # noqa: ANN401 - the engine's
 
 
 def _writers(arguments: Any) -> dict[str, str]:  # noqa: ANN401 - the engine's
-    """Say which rule of the engine decided a field; empty up to 0.5.18, which does not tell."""
+    """Say which rule of the engine decided a field; empty where the version does not tell (0.5.11)."""
     decisions = getattr(arguments, "_resolved_overrides", ())
     return {field: str(source) for source, fields in decisions for field in fields}
 
