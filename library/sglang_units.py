@@ -52,6 +52,10 @@ options:
     description: Directory of the kit.
     type: path
     default: /opt/sglang
+  commands:
+    description: Directory of the commands that people type.
+    type: path
+    default: /usr/local/bin
   manifest:
     description: Where the names of the installed files are kept.
     type: path
@@ -154,6 +158,7 @@ def main() -> None:
             "user": {"type": "str", "default": "sglang"},
             "enabled": {"type": "list", "elements": "str", "default": []},
             "root": {"type": "path", "default": "/opt/sglang"},
+            "commands": {"type": "path", "default": "/usr/local/bin"},
             "manifest": {"type": "path", "default": "/var/lib/sglang/files.json"},
         },
         supports_check_mode=True,
@@ -164,7 +169,7 @@ def main() -> None:
         for file in given["files"]
     ]
     wanted += [fileset.File(file["path"], file["content"], 0o600) for file in given["secrets"]]
-    wanted += kit.files(given["root"])
+    wanted += kit.files(given["root"], given["commands"])
     installed = fileset.read_manifest(given["manifest"])
     wanted.append(fileset.manifest(given["manifest"], wanted))
     changes = fileset.compare(wanted, installed)

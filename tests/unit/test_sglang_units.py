@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import getpass
 import grp
 import importlib.util
 import json
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ansible import module_utils
 from ansible.module_utils.testing import patch_module_args
+
+from tests.replay.build import build
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -75,14 +78,17 @@ class Host:
         return {"path": str(self.etc / "chat.env"), "content": content, "mode": "0640", **changes}
 
     def run(
-        self, *files: dict[str, str], enabled: tuple[str, ...] = (), check: bool = False
+        self, *files: dict[str, str], enabled: tuple[str, ...] = (), check: bool = False, **more: object
     ) -> dict[str, Any]:
         arguments = {
             "files": list(files),
             "enabled": list(enabled),
             "root": str(self.root),
+            "commands": str(self.root / "bin"),
             "manifest": str(self.manifest),
+            "user": getpass.getuser(),
             "_ansible_check_mode": check,
+            **more,
         }
         with patch_module_args(arguments), pytest.raises(SystemExit):
             self._module.main()
@@ -164,7 +170,12 @@ def test_the_diff_shows_each_file_before_and_after_but_not_the_kit(host: Host) -
 
 def test_the_first_diff_shows_the_kit_as_one_link(host: Host) -> None:
     shown = [entry["after_header"] for entry in host.run(host.service())["diff"]]
-    assert shown == [str(host.units / "sglang-chat.service"), f"{host.root}/kit", str(host.manifest)]
+    assert shown == [
+        str(host.units / "sglang-chat.service"),
+        f"{host.root}/bin/sglang-why",
+        f"{host.root}/kit",
+        str(host.manifest),
+    ]
 
 
 def test_a_change_of_no_unit_needs_no_reload(host: Host) -> None:
@@ -269,3 +280,97 @@ def test_ansible_ships_every_room_that_the_kit_needs_on_the_host(tmp_path: Path,
     shipped = set(re.findall(r"/sglang_kit/(\w+)\.py", predicted))
     assert {"cli", "launch"} <= shipped <= {place.removesuffix(".py") for place in ROOMS}
     assert {room.removeprefix("sglang_kit.") for room in needed if room.startswith("sglang_kit.")} <= shipped
+
+
+# --- the engine's check --------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("releases") / "0.5.23"
+    build(place, "0.5.23")
+    return place
+
+
+def planned(host: Host, release: Path, *words: str, name: str = "chat", **changes: object) -> dict[str, Any]:
+    return {
+        "name": name,
+        "engine_version": "0.5.23",
+        "argv": [str(release / "bin" / "python"), "-m", "sglang.launch_server", "--model-path", "/m", *words],
+        "environment": {"HOME": "/"},
+        "secrets": {},
+        "pinned": {"page_size": "args.page-size"},
+        "accept_overrides": [],
+        "plan_file": str(host.etc / f"{name}.plan.json"),
+        **changes,
+    }
+
+
+def plan_file(plan: dict[str, Any]) -> dict[str, str]:
+    return {"path": plan["plan_file"], "content": json.dumps(plan)}
+
+
+def test_an_engine_that_refuses_changes_nothing(host: Host, release: Path) -> None:
+    good, bad = planned(host, release), planned(host, release, "--prt", "1", name="bad")
+    result = host.run(host.service(), plan_file(good), plans=[good, bad])
+    assert result["msg"] == (
+        "nothing was changed: bad: argv: SGLang 0.5.23 refuses it (parse): "
+        "sglang serve: error: unrecognized arguments: --prt 1"
+    )
+    assert result["checks"]["chat"]["phase"] == "ok"
+    assert names(host.units) | names(host.etc) == set()
+    assert host.systemctl() == []
+
+
+def test_every_refusal_is_told_at_once(host: Host, release: Path) -> None:
+    plans = [planned(host, release, "--prt", "1", name=name) for name in ("a", "b")]
+    assert host.run(plans=plans)["msg"].startswith("nothing was changed: 2 problems:\n  1. a: argv: ")
+
+
+def test_only_what_changed_is_checked_again(host: Host, release: Path) -> None:
+    plan, other = planned(host, release), planned(host, release, name="other")
+    assert set(host.run(plan_file(plan), plan_file(other), plans=[plan, other])["checks"]) == {
+        "chat",
+        "other",
+    }
+    changed = planned(host, release, "--page-size", "1", name="other")
+    result = host.run(plan_file(plan), plan_file(changed), plans=[plan, changed])
+    assert set(result["checks"]) == {"other"}
+    assert host.run(plan_file(plan), plan_file(changed), plans=[plan, changed])["checks"] == {}
+
+
+def test_an_override_of_what_is_pinned_is_refused_until_it_is_accepted(host: Host, release: Path) -> None:
+    environment = {"HOME": "/", "SGLANG_REPLAY_OVERRIDES": '{"page_size": 64}'}
+    plan = planned(host, release, "--page-size", "1", environment=environment)
+    assert "page_size: asked 1, the engine makes it 64" in host.run(plans=[plan])["msg"]
+    accepting = {**plan, "accept_overrides": ["page_size"]}
+    assert host.run(plans=[accepting])["notes"] == ["chat: page_size: asked 1, the engine makes it 64"]
+
+
+def test_check_mode_checks_where_the_release_is_and_says_where_it_is_not(host: Host, release: Path) -> None:
+    plans = [planned(host, release), planned(host, Path("/nonexistent"), name="new")]
+    result = host.run(plans=plans, check=True)
+    assert set(result["checks"]) == {"chat"}
+    assert result["unchecked"] == ["new"]
+    assert result["notes"] == ["new: not checked, its release is not on this host yet"]
+    assert "refuses it (parse)" in host.run(plans=[planned(host, release, "--prt", "1")], check=True)["msg"]
+
+
+# --- secrets -------------------------------------------------------------------------------------
+
+
+def test_secrets_are_for_root_alone_and_never_shown(host: Host) -> None:
+    place = host.etc / "credentials" / "chat.api_key"
+
+    def secret(value: str) -> list[dict[str, str]]:
+        return [{"path": str(place), "content": value}]
+
+    first = host.run(host.service(), secrets=secret("key-0123456789"))
+    assert place.read_text(encoding="utf-8") == "key-0123456789"
+    assert place.stat().st_mode & 0o7777 == 0o600
+    second = host.run(host.service(), secrets=secret("new-0123456789"))
+    gone = host.run(host.service())
+    assert not place.exists()
+    shown = [(entry["before"], entry["after"]) for entry in second["diff"]]
+    assert shown == [("the old secret\n", "the new secret\n")]
+    assert "0123456789" not in json.dumps([first, second, gone])
