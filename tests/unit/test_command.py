@@ -211,3 +211,10 @@ def test_nothing_is_fetched_from_a_hub() -> None:
 def test_the_users_variables_win() -> None:
     variables = environment(env={"PATH": "/mine", "HF_HUB_OFFLINE": "0", "MINE": "x"})
     assert (variables["PATH"], variables["HF_HUB_OFFLINE"], variables["MINE"]) == ("/mine", "0", "x")
+
+
+@pytest.mark.parametrize("variable", ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"])
+def test_a_token_is_no_variable(variable: str) -> None:
+    (problem,) = check_arguments(instance(env={variable: "hf_0123456789"}), NEWEST)
+    assert (problem.key, problem.message) == (f"env.{variable}", "is said by the key `secrets.hf_token`")
+    assert "0123456789" not in str(problem)

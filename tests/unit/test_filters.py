@@ -264,3 +264,12 @@ def test_the_documented_host_settings_are_the_real_ones(documents: dict[str, Any
         assert documented[name].get("required", False) == (default is MISSING)
         if default is not MISSING:
             assert documented[name].get("default") == (list(default) if default == () else default)
+
+
+def test_the_files_of_secrets(evaluate: Evaluate) -> None:
+    secret = {"name": "chat", "model": "/m", "port": 30001, "secrets": {"api_key": "key-0123456789"}}
+    assert evaluate("given | sglang_secrets(host)", given=[secret]) == [
+        {"path": "/etc/sglang/credentials/chat.api_key", "content": "key-0123456789"}
+    ]
+    with pytest.raises(AnsibleTemplateError, match="is not a token"):
+        evaluate("given | sglang_secrets(host)", given=[{**secret, "secrets": {"api_key": "short"}}])

@@ -103,3 +103,12 @@ def test_one_action_for_each_plan_in_their_order() -> None:
 
 def test_nothing_planned_nothing_done() -> None:
     assert actions([], {"chat": {"active": "active", "fingerprint": RUNNING}}) == []
+
+
+def test_a_secret_counts_by_its_mark() -> None:
+    content: dict[str, Any] = {"argv": ["python"], "environment": {}, "limits": {}}
+    marks = [
+        fingerprint(**content, secrets=secrets) for secrets in (None, {}, {"api_key": "1"}, {"api_key": "2"})
+    ]
+    assert marks[0] == marks[1] == fingerprint(**content)
+    assert len(set(marks)) == 3

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sglang_kit import engine
 from sglang_kit.fingerprint import VARIABLE
-from sglang_kit.plan import HostSettings, plan_host, read_host
+from sglang_kit.plan import HostSettings, plan_host, read_host, secret_files
 from sglang_kit.problem import ProblemsError
 
 if TYPE_CHECKING:
@@ -355,3 +355,47 @@ def test_a_model_that_is_not_understood_is_refused_by_name() -> None:
             settings=settings,
             models={QWEN: {"architectures": ["NewForCausalLM"]}},
         )
+
+
+# --- secrets and pins ----------------------------------------------------------------------------
+
+SECRETS = {"api_key": "key-0123456789", "hf_token": "hf_0123456789"}
+
+
+def test_a_plan_names_the_files_of_secrets_and_holds_none() -> None:
+    planned = plan(secrets=SECRETS)
+    assert planned["secrets"] == {
+        "api_key": "/etc/sglang/credentials/chat.api_key",
+        "hf_token": "/etc/sglang/credentials/chat.hf_token",
+    }
+    assert not [value for value in SECRETS.values() if value in json.dumps(planned)]
+    assert planned["argv"] == plan()["argv"]
+
+
+def test_a_changed_key_is_another_fingerprint() -> None:
+    marks = {
+        plan(secrets=secrets)["fingerprint"]
+        for secrets in (None, SECRETS, {**SECRETS, "api_key": "new-0123456789"})
+    }
+    assert len(marks) == 3
+    assert plan(secrets=SECRETS)["fingerprint"] in marks
+
+
+def test_the_files_of_secrets_hold_them() -> None:
+    settings = read_host(HOST)
+    instances = [
+        definition(secrets=SECRETS),
+        definition(name="open", port=30001),
+        definition(name="old", port=30002, secrets=SECRETS, state="absent"),
+    ]
+    assert secret_files(instances=instances, settings=settings) == [
+        {"path": "/etc/sglang/credentials/chat.api_key", "content": "key-0123456789"},
+        {"path": "/etc/sglang/credentials/chat.hf_token", "content": "hf_0123456789"},
+    ]
+    with pytest.raises(ProblemsError, match="is not a list of instances"):
+        secret_files(instances="chat", settings=settings)
+
+
+def test_a_plan_says_what_the_user_pinned() -> None:
+    assert plan(context_length=4096)["pinned"]["context_length"] == "context_length"
+    assert "context_length" not in plan()["pinned"]
