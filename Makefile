@@ -22,7 +22,7 @@ demo: setup ## Boot a local host, deploy a real SGLang server to it and show wha
 	$(BIN)/ansible-playbook deploy.yml -l sandbox
 
 .PHONY: test
-test: setup lint unit newest engines integration molecule ## Run all tests (what CI runs)
+test: setup lint unit newest engines integration browser molecule ## Run all tests (what CI runs)
 
 .PHONY: unit
 unit: setup ## Test the kit, the filters and the modules; full branch coverage of the kit
@@ -44,6 +44,11 @@ newest: setup ## Run the unit tests on Debian 13 with the newest ansible-core
 .PHONY: integration
 integration: setup ## Test the sandbox and what only a real systemd can say
 	$(BIN)/python -m pytest tests/integration
+
+.PHONY: browser
+browser: setup ## Look at the plan's page in a real browser
+	scripts/packages chromium
+	$(BIN)/python -m pytest tests/browser
 
 .PHONY: molecule
 molecule: setup ## Deploy to real systemd hosts, with a replayed and with the real engine

@@ -36,6 +36,8 @@ def declared(gpus: Sequence[Mapping[str, Any]]) -> dict[str, Card]:
             if entry.get("free_gib")
             else from_mib(entry["memory_mib"]) - DRIVER_BYTES,
             capability=_capability(entry.get("compute_capability")),
+            name=entry.get("name") or "",
+            size=from_mib(entry["memory_mib"]),
         )
         for index, entry in enumerate(entries)
     }
@@ -50,6 +52,8 @@ def measured(gpus: Sequence[Mapping[str, Any]]) -> dict[str, Card]:
             total=total,
             free=gpu["memory_total_bytes"] - DRIVER_BYTES,
             capability=_capability(gpu["compute_capability"]),
+            name=gpu["name"],
+            size=gpu["memory_total_bytes"],
         )
         cards[str(gpu["index"])] = cards[gpu["uuid"]] = card
     return cards

@@ -71,6 +71,7 @@ class Plan:
     values: tuple[tuple[str, Any], ...]
     settings: Settings
     prediction: Prediction
+    card: Card
     context_length: int
     headroom_bytes: int
     binds: str
@@ -89,6 +90,7 @@ class Plan:
         tightest = found.tightest if found.moments else None
         return {
             "settings": dict(self.values),
+            "card": _card(self.card),
             "context_length": self.context_length,
             "concurrency": found.running_requests,
             "slots_per_request": found.resolved.slots_per_request if found.resolved else 0,
@@ -119,6 +121,14 @@ class Plan:
             "notes": list(self.notes),
             "alternatives": [alternative.as_dict() for alternative in self.alternatives],
         }
+
+
+def _card(card: Card) -> dict[str, Any] | None:
+    """Describe the card that was planned for; None without one."""
+    size = card.size or card.total
+    if size is None or card.free is None:
+        return None
+    return {"name": card.name, "total_gib": gib(size), "free_gib": gib(card.free)}
 
 
 def default_headroom(card: Card) -> int:
@@ -503,6 +513,7 @@ def _explain(case: _Case, best: _Try) -> Plan:
         values=tuple(_values(case, best.settings).items()),
         settings=best.settings,
         prediction=found,
+        card=case.card,
         context_length=case.resolved.context_length,
         headroom_bytes=case.headroom,
         binds=_binds(case, found),

@@ -59,7 +59,8 @@ class Card:
     ``total`` is the smallest card of the host (``nvidia-smi`` memory.total), whoever uses it: the engine's
     defaults follow it. ``free`` is what is free before the weights load. The others replace predicted
     sizes by measured ones: the weights, what is free after them, and the draft's weights while they load.
-    ``capability`` is CUDA's compute capability, which decides about the attention backend.
+    ``capability`` is CUDA's compute capability, which decides about the attention backend. ``name`` and
+    ``size``, the card's own total, are for people.
     """
 
     total: int | None
@@ -68,6 +69,8 @@ class Card:
     free_after_weights: int | None = None
     draft_weights: int | None = None
     capability: tuple[int, int] | None = None
+    name: str = ""
+    size: int | None = None
 
 
 class EngineError(Exception):

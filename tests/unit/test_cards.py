@@ -42,14 +42,21 @@ def surprises(free: int, *processes: dict[str, Any], wanted: Instance | None = N
 def test_a_declared_entry_stands_for_several_cards_and_the_smallest_sets_the_total() -> None:
     found = cards.declared(
         [
-            {"count": 2, "memory_mib": 97_887, "free_gib": 94.24, "compute_capability": "12.0"},
+            {
+                "count": 2,
+                "name": "RTX",
+                "memory_mib": 97_887,
+                "free_gib": 94.24,
+                "compute_capability": "12.0",
+            },
             {"memory_mib": 24_576},
         ]
     )
     assert list(found) == ["0", "1", "2"]
     assert {card.total for card in found.values()} == {24_576 * MIB}
-    assert found["1"] == Card(24_576 * MIB, int(94.24 * GIB), capability=(12, 0))
-    assert found["2"] == Card(24_576 * MIB, 24_576 * MIB - cards.DRIVER_BYTES)
+    size = 97_887 * MIB
+    assert found["1"] == Card(24_576 * MIB, int(94.24 * GIB), capability=(12, 0), name="RTX", size=size)
+    assert found["2"] == Card(24_576 * MIB, 24_576 * MIB - cards.DRIVER_BYTES, size=24_576 * MIB)
 
 
 def test_nothing_declared_and_nothing_seen() -> None:
@@ -58,7 +65,8 @@ def test_nothing_declared_and_nothing_seen() -> None:
 
 def test_a_measured_card_is_known_by_index_and_uuid_and_counts_as_idle() -> None:
     found = cards.measured([SEEN])
-    idle = Card(97_887 * MIB, 97_887 * MIB - cards.DRIVER_BYTES, capability=(12, 0))
+    size = 97_887 * MIB
+    idle = Card(size, size - cards.DRIVER_BYTES, capability=(12, 0), name="NVIDIA RTX PRO 6000", size=size)
     assert found == {"1": idle, "GPU-aaaa": idle}
 
 

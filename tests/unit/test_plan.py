@@ -310,6 +310,7 @@ def test_cards_are_measured_where_none_are_declared() -> None:
     seen = {
         "index": 1,
         "uuid": "GPU-a",
+        "name": "RTX",
         "compute_capability": "12.0",
         "memory_total_bytes": 97_887 << 20,
         "memory_free_bytes": 94 << 30,
