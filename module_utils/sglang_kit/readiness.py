@@ -265,9 +265,9 @@ def questions(expectation: Expectation) -> dict[str, Question]:
 class Expectation:
     """What was planned; empty values are not checked.
 
-    ``argv`` is the engine's whole command line. ``context_length`` is in tokens, ``concurrency`` in
-    requests, ``stage_seconds`` are the limits of ``stage_limits``. ``log_only`` judges a log alone, without
-    a unit or a server to ask.
+    ``argv`` is the engine's whole command line; ``pinned`` are the arguments that the user has set, None
+    stands for all of them. ``context_length`` is in tokens, ``concurrency`` in requests, ``stage_seconds``
+    are the limits of ``stage_limits``. ``log_only`` judges a log alone, without a unit or a server to ask.
     """
 
     model: str = ""
@@ -275,6 +275,7 @@ class Expectation:
     port: int = 0
     argv: tuple[str, ...] = ()
     accept_overrides: frozenset[str] = frozenset()
+    pinned: frozenset[str] | None = None
     context_length: int = 0
     concurrency: int = 0
     node_rank: int = 0
@@ -292,6 +293,7 @@ class Expectation:
             port=plan.get("port", 0),
             argv=tuple(plan.get("argv", ())),
             accept_overrides=frozenset(plan.get("accept_overrides", ())),
+            pinned=frozenset(plan["pinned"]) if "pinned" in plan else None,
             context_length=plan.get("context_length") or 0,
             concurrency=plan.get("concurrency") or 0,
             canary=plan.get("canary", True),
@@ -453,17 +455,25 @@ def _model_name(seen: Observation) -> Outcome:
 
 
 def _arguments(seen: Observation) -> Outcome:
-    """Compare the planned flags with the values that the server reports as effective."""
+    """Judge the arguments that the engine changed: none that the user has set, unless it was accepted."""
     if not seen.info:
         return None, "not asked yet"
+    pinned, accepted = seen.expectation.pinned, seen.expectation.accept_overrides
     different = [
-        f"{name}: planned {wanted}, effective {seen.info[name]!r}"
-        for name, wanted in planned_arguments(seen.expectation.argv).items()
-        if name in seen.info
-        and name not in seen.expectation.accept_overrides
-        and not _same(wanted, seen.info[name])
+        text
+        for name, text in _overrides(seen).items()
+        if name not in accepted and (pinned is None or name in pinned)
     ]
     return not different, "; ".join(different)
+
+
+def _overrides(seen: Observation) -> dict[str, str]:
+    """Compare the planned flags with the values that the server reports as effective."""
+    return {
+        name: f"{name}: planned {wanted}, effective {seen.info[name]!r}"
+        for name, wanted in planned_arguments(seen.expectation.argv).items()
+        if name in seen.info and not _same(wanted, seen.info[name])
+    }
 
 
 def _concurrency(seen: Observation) -> Outcome:
@@ -941,7 +951,10 @@ class Follower:
             progress=self._progress,
             allocated=seen.allocated,
             checks=seen.checks,
-            notes=tuple(event.text for event in seen.events if event.kind in {"notice", "suppressed"}),
+            notes=(
+                *(event.text for event in seen.events if event.kind in {"notice", "suppressed"}),
+                *(f"the engine changed {text}" for text in _overrides(seen).values()),
+            ),
         )
 
 

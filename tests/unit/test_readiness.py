@@ -281,7 +281,18 @@ def test_the_servers_own_report_is_compared_with_the_plan(changes: dict[str, Any
 def test_an_accepted_override_is_no_fault() -> None:
     info = recorded("server_info")
     answers = all_recorded(server_info=replace(info, body={**info.body, "device": "cuda"}))
-    assert judge(answers, accept_overrides=["device"]).state == "ready"
+    verdict = judge(answers, accept_overrides=["device"])
+    assert verdict.state == "ready"
+    assert verdict.notes[-1] == "the engine changed device: planned cpu, effective 'cuda'"
+
+
+def test_what_the_user_did_not_set_may_be_changed_and_is_told() -> None:
+    info = recorded("server_info")
+    answers = all_recorded(server_info=replace(info, body={**info.body, "device": "cuda"}))
+    assert judge(answers, pinned={"device": "gpus"}).state == "failed"
+    verdict = judge(answers, pinned={"context_length": "context_length"})
+    assert verdict.state == "ready"
+    assert verdict.notes[-1] == "the engine changed device: planned cpu, effective 'cuda'"
 
 
 def test_concurrency_is_summed_over_replicas_and_else_read_from_the_log() -> None:
