@@ -62,7 +62,7 @@ options:
     default: /var/lib/sglang/files.json
 attributes:
   check_mode:
-    description: Predicts the same changes; nothing is written. Without a release the engine checks nothing.
+    description: Predicts the same changes; nothing is written. Without a release and its user the engine checks nothing.
     support: full
   diff_mode: {description: Shows each file before and after., support: full}
   idempotent: {description: A second run changes nothing., support: full}
@@ -180,7 +180,8 @@ def main() -> None:
         if complaints:
             module.fail_json(msg="systemd refuses the units; nothing was changed:\n" + "\n".join(complaints))
     due = precheck.due(given["plans"])
-    unchecked = [plan["name"] for plan in due if module.check_mode and precheck.missing(plan)]
+    possible = [plan for plan in due if precheck.possible(plan, given["user"])]
+    unchecked = [plan["name"] for plan in due if module.check_mode and plan not in possible]
     checks = precheck.ask([plan for plan in due if plan["name"] not in unchecked], given["user"])
     judged = [overrides.judge(plan, checks[plan["name"]]) for plan in due if plan["name"] in checks]
     refused = [problem for one in judged for problem in one.refused]
@@ -200,7 +201,7 @@ def main() -> None:
         unchecked=unchecked,
         notes=[
             *(note for one in judged for note in one.notes),
-            *(f"{name}: not checked, its release is not on this host yet" for name in unchecked),
+            *(f"{name}: not checked, its release or user is not on this host yet" for name in unchecked),
         ],
         diff=[
             {

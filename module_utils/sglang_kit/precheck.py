@@ -47,9 +47,9 @@ def _installed(path: str) -> Any:  # noqa: ANN401 - the same
         return None
 
 
-def missing(plan: Mapping[str, Any]) -> bool:
-    """Whether the release is not there, as on a host that was not deployed to yet."""
-    return not Path(plan["argv"][0]).exists()
+def possible(plan: Mapping[str, Any], user: str) -> bool:
+    """Whether release and user are there; a host that was not deployed to yet has neither."""
+    return Path(plan["argv"][0]).exists() and user in {account.pw_name for account in pwd.getpwall()}
 
 
 def ask(plans: Sequence[Mapping[str, Any]], user: str) -> dict[str, dict[str, Any]]:

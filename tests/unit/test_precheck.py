@@ -124,9 +124,11 @@ def test_a_first_plan_is_due() -> None:
     assert len(precheck.due([plan(Path("/python"))])) == 1
 
 
-def test_a_release_may_be_missing(release: Path) -> None:
-    assert precheck.missing(plan(Path("/nonexistent/python")))
-    assert not precheck.missing(plan(release / "bin/python"))
+def test_a_release_or_its_user_may_be_missing(release: Path) -> None:
+    me = getpass.getuser()
+    assert precheck.possible(plan(release / "bin/python"), me)
+    assert not precheck.possible(plan(Path("/nonexistent/python")), me)
+    assert not precheck.possible(plan(release / "bin/python"), "no-such-user-yet")
 
 
 def test_root_becomes_the_user_of_the_units(monkeypatch: pytest.MonkeyPatch) -> None:

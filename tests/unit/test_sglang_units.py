@@ -352,7 +352,7 @@ def test_check_mode_checks_where_the_release_is_and_says_where_it_is_not(host: H
     result = host.run(plans=plans, check=True)
     assert set(result["checks"]) == {"chat"}
     assert result["unchecked"] == ["new"]
-    assert result["notes"] == ["new: not checked, its release is not on this host yet"]
+    assert result["notes"] == ["new: not checked, its release or user is not on this host yet"]
     assert "refuses it (parse)" in host.run(plans=[planned(host, release, "--prt", "1")], check=True)["msg"]
 
 
