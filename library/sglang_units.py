@@ -62,7 +62,9 @@ options:
     default: /var/lib/sglang/files.json
 attributes:
   check_mode:
-    description: Predicts the same changes; nothing is written. Without a release and its user the engine checks nothing.
+    description: >-
+      Predicts the same changes; nothing is written. Where a release or its user is missing, the engine
+      checks nothing.
     support: full
   diff_mode: {description: Shows each file before and after., support: full}
   idempotent: {description: A second run changes nothing., support: full}
@@ -103,7 +105,7 @@ checks:
         - {field: page_size, asked: 1, effective: 64, given: false, by: attention_hook}
       resolved: {page_size: 64}
 unchecked:
-  description: Instances whose release is not on the host yet (in check mode).
+  description: Instances whose release or user is not on the host yet (in check mode).
   type: list
   elements: str
   returned: always
