@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 RUNTIME = Path("/run/sglang")
 """Parent of the units' ``RuntimeDirectory=``."""
 POLL_SECONDS = 0.3
+STEP_SECONDS = 3.0
+"""What is said waits this long at most: between two steps, nobody looks."""
 STOP_MARGIN_SECONDS = 30.0
 """How much longer than the unit's own stop limit a start may wait for the stop before it."""
 
@@ -193,13 +195,13 @@ def follow(
     ``previous`` holds the invocation to be replaced of every instance that was just started, ``bookmarks``
     where an earlier step has left off.
     """
-    now = time.monotonic()
+    begin = time.monotonic()
     watches = {
         plan["name"]: Watch(
             plan,
             previous=previous.get(plan["name"]),
             bookmark=(bookmarks or {}).get(plan["name"]),
-            now=now,
+            now=begin,
         )
         for plan in plans
     }
@@ -215,7 +217,7 @@ def follow(
                 del watches[name]
                 if verdict.state != READY:
                     seen.files[name] = watch.evidence(state)
-        if stepwise and (seen.said or seen.files):
+        if stepwise and (seen.files or (seen.said and now - begin >= STEP_SECONDS)):
             break
         if watches:
             time.sleep(POLL_SECONDS)

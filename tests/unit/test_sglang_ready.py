@@ -115,8 +115,12 @@ def test_the_previous_invocation_is_handed_on(
 
 
 def test_a_step_ends_at_the_first_word_and_fails_nothing(
-    ready: ModuleType, tools: Tools, capsys: pytest.CaptureFixture[str]
+    ready: ModuleType,
+    tools: Tools,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(ready.watch, "STEP_SECONDS", 0)
     starting = shown(ActiveState="activating", SubState="start", MainPID="4711")
     place(tools, starting, message="Init parallel begin.")
     step = modules.run(ready, capsys, {"plans": [plan("chat", 1)], "stepwise": True})
