@@ -1,0 +1,67 @@
+"""An instance that leaves the inventory leaves the host, and only it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.on_host import playbook, show, wait_until
+
+if TYPE_CHECKING:
+    from testinfra.host import Host
+
+INVENTORY = Path(__file__).parents[1] / "inventory"
+STRANGERS = "/etc/systemd/system/sglang-of-somebody-else.service"
+
+
+def test_it_is_stopped_first_and_its_files_go(host: Host) -> None:
+    host.check_output(f"printf '[Service]\\nExecStart=/bin/true\\n' >{STRANGERS}")
+    kept = show(host, "sglang-stays", "MainPID")
+    invocation = show(host, "sglang-leaves", "InvocationID")
+    remaining = json.dumps({"sglang_service_instances": ["{{ stays }}"]})
+
+    dry = playbook(INVENTORY, "deploy.yml", "--limit=gpu_hosts", "--check", f"--extra-vars={remaining}")
+    assert dry.returncode == 0, dry.stdout
+    assert show(host, "sglang-leaves", "ActiveState") == "active"
+
+    outcome = playbook(INVENTORY, "deploy.yml", "--limit=gpu_hosts", f"--extra-vars={remaining}")
+    assert outcome.returncode == 0, outcome.stdout
+    journal = host.check_output(f"journalctl INVOCATION_ID={invocation} _PID=1 --output cat")
+    assert "Deactivated successfully" in journal
+    assert show(host, "sglang-leaves", "LoadState") == "not-found"
+    assert host.run("pgrep --full /etc/sglang/leaves.plan.json").stdout == ""
+    left = host.check_output("find /etc /run/sglang /run/systemd -name '*leaves*'")
+    assert left == ""
+    assert show(host, "sglang-stays", "MainPID") == kept
+    assert show(host, "sglang-stays", "StatusText") == "ready"
+    assert host.file(STRANGERS).exists
+
+
+def test_a_deploy_after_it_changes_nothing(host: Host) -> None:
+    kept = show(host, "sglang-stays", "MainPID")
+    remaining = json.dumps({"sglang_service_instances": ["{{ stays }}"]})
+    outcome = playbook(INVENTORY, "deploy.yml", "--limit=gpu_hosts", f"--extra-vars={remaining}")
+    assert outcome.returncode == 0, outcome.stdout
+    assert "changed=0" in outcome.stdout
+    assert show(host, "sglang-stays", "MainPID") == kept
+
+
+def test_it_comes_back_as_it_was(host: Host) -> None:
+    kept = show(host, "sglang-stays", "MainPID")
+    outcome = playbook(INVENTORY, "deploy.yml", "--limit=gpu_hosts")
+    assert outcome.returncode == 0, outcome.stdout
+    wait_until(lambda: show(host, "sglang-leaves", "StatusText") == "ready")
+    assert show(host, "sglang-stays", "MainPID") == kept
+
+
+def test_a_host_can_be_cleared(host: Host) -> None:
+    outcome = playbook(INVENTORY, "playbooks/remove.yml", "--limit=gpu_hosts")
+    assert outcome.returncode == 0, outcome.stdout
+    assert host.run("pgrep --uid sglang").stdout == ""
+    assert (
+        host.check_output("find /etc/sglang /etc/systemd/system -name '*stays*' -o -name 'sglang.target'")
+        == ""
+    )
+    assert host.file(STRANGERS).exists
+    assert host.file("/srv/models/tiny-gpt2/config.json").exists
