@@ -400,3 +400,13 @@ def test_the_files_of_secrets_hold_them() -> None:
 def test_a_plan_says_what_the_user_pinned() -> None:
     assert plan(context_length=4096)["pinned"]["context_length"] == "context_length"
     assert "context_length" not in plan()["pinned"]
+
+
+def test_metrics_are_written_to_a_directory_of_their_own() -> None:
+    def directory(**changes: object) -> str | None:
+        found: str | None = plan(**changes)["environment"].get("PROMETHEUS_MULTIPROC_DIR")
+        return found
+
+    assert directory() is None
+    assert directory(args={"enable-metrics": True}) == "/run/sglang/chat"
+    assert directory(args={"enable-metrics": True}, env={"PROMETHEUS_MULTIPROC_DIR": "/srv/m"}) == "/srv/m"
