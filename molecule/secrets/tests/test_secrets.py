@@ -16,8 +16,8 @@ INVENTORY = Path(__file__).parents[1] / "inventory"
 UNIT = "sglang-locked.service"
 NAMES = ("api_key", "admin_api_key", "hf_token")
 MARK = "Sesame"
-HALVES = "'Ses''ame'"
-"""For a shell, whose own command line must not be found."""
+PATTERN = "'Ses[a]me'"
+"""Finds the mark, and not the command line that looks for it."""
 
 
 def deploy(host: Host, *options: str) -> subprocess.CompletedProcess[str]:
@@ -65,7 +65,7 @@ def test_a_secret_is_a_file_for_root_alone(host: Host, name: str) -> None:
 
 def test_no_other_file_holds_one(host: Host) -> None:
     found = host.run(
-        f"grep -rla {HALVES} /etc /opt/sglang/kits /root /run /tmp /usr/local /var /dev/shm"
+        f"grep -rla {PATTERN} /etc /opt/sglang/kits /root /run /tmp /usr/local /var /dev/shm"
     ).stdout
     expected = [
         *(f"/etc/sglang/credentials/locked.{name}" for name in NAMES),
@@ -86,7 +86,7 @@ def test_no_other_file_holds_one(host: Host) -> None:
     ],
 )
 def test_nothing_that_can_be_read_shows_one(host: Host, command: str) -> None:
-    assert host.run(f"{command} | grep -c -a {HALVES}").stdout.strip() == "0"
+    assert host.run(f"{command} | grep -c -a {PATTERN}").stdout.strip() == "0"
     assert int(host.check_output(f"{command} | wc -c")) > 0
 
 
