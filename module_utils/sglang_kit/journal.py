@@ -644,6 +644,17 @@ class Record:
     broken: bool = False
 
 
+RECORD_FIELDS = (
+    "MESSAGE",
+    "_PID",
+    "_TRANSPORT",
+    "_SYSTEMD_INVOCATION_ID",
+    "INVOCATION_ID",
+    "_LINE_BREAK",
+)
+"""What ``parse_record`` reads besides the cursor, the times and the boot, which are always there."""
+
+
 def parse_record(raw: str | bytes) -> Record | None:
     """Read one line of ``journalctl -o json``; None for a line that is not a whole record.
 

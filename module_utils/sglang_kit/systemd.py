@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .fingerprint import VARIABLE
-from .journal import of_invocation, parse_record, record_lines
+from .journal import RECORD_FIELDS, of_invocation, parse_record, record_lines
 from .readiness import UNIT_PROPERTIES, UnitState, unit_state
 
 if TYPE_CHECKING:
@@ -129,6 +129,7 @@ class JournalReader:
             return
         command = [
             *("journalctl", "--output=json", "--all", "--no-pager", "--quiet"),
+            f"--output-fields={','.join(RECORD_FIELDS)}",
             *([f"--after-cursor={self._cursor}"] if self._cursor else []),
             *(f"_SYSTEMD_INVOCATION_ID={invocation}", "+"),
             *("_PID=1", f"INVOCATION_ID={invocation}", "+"),
