@@ -152,7 +152,7 @@ def configurator(case: dict[str, Any]) -> dict[str, Any]:
     context = SimpleNamespace(override=lambda _source, **values: args.__dict__.update(values))
     parallel = Anything(
         attn_tp_size=case["ranks"], attn_dcp_size=1, attn_cp_size=1, pp_size=1, launch_world_size=1,
-        world_group=SimpleNamespace(cpu_group=None), attn_dp_size=1,
+        world_group=SimpleNamespace(world_size=1, cpu_group=None), attn_dp_size=1,
     )  # fmt: skip
     for name, value in {
         "get_schedule": args,
@@ -166,12 +166,17 @@ def configurator(case: dict[str, Any]) -> dict[str, Any]:
         "get_context": context,
     }.items():
         replace_everywhere(name, lambda value=value: value)
+    replace_everywhere("get_world_group", lambda: parallel.world_group)
+    replace_everywhere("configured_pp_size", lambda: 1)
+    replace_everywhere("mamba_extra_buffer_enabled", lambda: mamba.enable_mamba_extra_buffer)
+    replace_everywhere("mamba_extra_buffer_lazy_enabled", lambda: mamba.enable_mamba_extra_buffer_lazy)
     replace_everywhere("get_available_gpu_memory", lambda *_, **__: case["after"])
     config = model_config(case)
     layers = max(config.num_hidden_layers, config.num_attention_layers)
     spec = Anything(
         eagle_draft_num_layers=case["draft_layers"] if case["algorithm"] in ("EAGLE", "EAGLE3") else None,
         dflash_draft_num_layers=case["draft_layers"] if case["algorithm"] == "DFLASH" else None,
+        dflash_draft_cell_size_per_token=case["draft_cell"] if case["algorithm"] == "DFLASH" else None,
     )
     sizing = room.KVCacheConfigurator.__new__(room.KVCacheConfigurator)
     for name, value in {
@@ -186,7 +191,7 @@ def configurator(case: dict[str, Any]) -> dict[str, Any]:
         "kv_shard_size": 1, "extra_mamba_cache_bytes_per_req": 0, "draft_parallel_layout": None,
         "dflash_draft_cell_size_per_token": case["draft_cell"] if case["algorithm"] == "DFLASH" else None,
         "mambaish_config": room.mambaish_config(config), "hybrid_gdn_config": room.hybrid_gdn_config(config),
-        "hybrid_kda_config": room.hybrid_kda_config(config),
+        "hybrid_kda_config": getattr(room, "hybrid_kda_config", lambda _: None)(config),
         "layer_info": Anything(
             start_layer=0, end_layer=layers, num_effective_layers=layers,
             full_attention_layer_ids=getattr(config, "full_attention_layer_ids", None) or [],
