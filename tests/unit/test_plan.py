@@ -403,7 +403,7 @@ def test_a_plan_says_what_the_user_pinned() -> None:
 
 
 def test_metrics_are_written_to_a_directory_of_their_own() -> None:
-    def directory(**changes: object) -> str | None:
+    def directory(**changes: Any) -> str | None:  # noqa: ANN401 - any key
         found: str | None = plan(**changes)["environment"].get("PROMETHEUS_MULTIPROC_DIR")
         return found
 
