@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from sglang_kit.engine import SUPPORTED, facts
 from sglang_kit.memory import predict
@@ -248,6 +248,10 @@ SETTINGS = st.fixed_dictionaries(
 
 
 @settings(max_examples=150, deadline=None)
+@example(
+    name="qwen36-27b", version="0.5.11", free=123.0, given_={"memory_fraction": 0.425, "state_ratio": 1.0},
+    more=0.25,
+)  # fmt: skip
 @given(
     name=st.sampled_from(NAMES),
     version=st.sampled_from(SUPPORTED),
@@ -266,7 +270,11 @@ def test_pools_stay_within_the_budget(
     outside = found.intermediate_conv_bytes + found.kv_bytes / found.kv_tokens * 64 + 200 * MIB
     assert found.state_bytes + found.kv_bytes <= budget + outside
     larger = prediction(name, version, on=card(free + more), **given_)
-    assert larger.kv_tokens >= found.kv_tokens
+    # Where the engine chooses the slots, one more of them may cost the tokens of its size, and a page.
+    more_slots = larger.state_slots > found.state_slots
+    token = found.kv_bytes / (found.kv_tokens + 64)
+    lost = 64 + found.state_bytes / (found.state_slots + 1) / token if more_slots else 0
+    assert larger.kv_tokens >= found.kv_tokens - lost
     assert larger.running_requests >= found.running_requests
 
 
