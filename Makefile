@@ -50,10 +50,14 @@ browser: setup ## Look at the plan's page in a real browser
 	scripts/packages chromium
 	$(BIN)/python -m pytest tests/browser
 
-.PHONY: molecule
-molecule: setup ## Deploy to real systemd hosts, with a replayed and with the real engine
-	$(BIN)/molecule test --scenario-name default
-	$(BIN)/molecule test --scenario-name real_engine
+SCENARIOS := real_engine faults eight_gpus default secrets alternative removed_instance
+
+.PHONY: molecule $(SCENARIOS:%=molecule-%)
+molecule: setup ## Deploy to real systemd hosts: the real engine, and a replayed one for many cases and faults
+	$(MAKE) --jobs=2 --output-sync=target $(SCENARIOS:%=molecule-%)
+
+$(SCENARIOS:%=molecule-%): molecule-%:
+	$(BIN)/molecule test --scenario-name $*
 
 .PHONY: lint
 lint: setup ## Check style, types, playbooks and roles
