@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import threading
 import time
@@ -250,8 +251,7 @@ def test_the_last_failure_is_explained_on_the_host_in_the_same_words(host: Host,
 
 def test_progress_is_plain_text_one_line_a_stage(matrix: Outcome) -> None:
     assert "\x1b" not in matrix.output
-    assert matrix.output.count("truncated: 0:00 arguments") == 1
-    assert matrix.output.count(" weights\n") >= 1
+    assert re.search(r"^[\w-]+: 0:00 arguments$", matrix.output, re.MULTILINE)
 
 
 # --- traps ---------------------------------------------------------------------------------------
