@@ -32,6 +32,7 @@ unit: setup ## Test the kit, the filters and the modules; full branch coverage o
 .PHONY: tables
 tables: setup ## Write the generated tables into the documentation again
 	$(BIN)/python scripts/tables.py
+	$(BIN)/python scripts/memory_tables.py
 
 .PHONY: engines
 engines: setup ## Test tables and rules against installed engines (skipped without a Python that they support)

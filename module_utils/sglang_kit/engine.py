@@ -220,6 +220,7 @@ _FLAGS: dict[str, tuple[tuple[str, str], ...]] = {
     "hierarchical_cache": (("0.5.11", "--enable-hierarchical-cache"),),
     "hierarchical_size": (("0.5.11", "--hicache-size"),),
     "hierarchical_ratio": (("0.5.11", "--hicache-ratio"),),
+    "grammar_backend": (("0.5.11", "--grammar-backend"),),
     "enable_metrics": (("0.5.11", "--enable-metrics"),),
     "api_key": (("0.5.11", "--api-key"),),
     "admin_api_key": (("0.5.11", "--admin-api-key"),),

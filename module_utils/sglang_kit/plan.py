@@ -219,7 +219,7 @@ def _plan(
         instance=instance,
         facts=facts,
         python=f"{settings.release}/bin/python",
-        settings={"device": _device(instance), **planned},
+        settings={**_device_settings(instance, facts), **planned},
     )
     environment = command.engine_environment(
         instance=instance,
@@ -282,6 +282,14 @@ def _plan(
         "fingerprint": mark,
         **limits,
     }
+
+
+def _device_settings(instance: Instance, facts: EngineFacts) -> dict[str, Argument]:
+    """Say the device, and on a CPU a grammar backend that runs there: another one kills the scheduler."""
+    device = _device(instance)
+    if device == "cpu" and not facts.xgrammar_on_cpu:
+        return {"device": device, "grammar_backend": "llguidance"}
+    return {"device": device}
 
 
 def _device(instance: Instance) -> str:

@@ -410,3 +410,10 @@ def test_metrics_are_written_to_a_directory_of_their_own() -> None:
     assert directory() is None
     assert directory(args={"enable-metrics": True}) == "/run/sglang/chat"
     assert directory(args={"enable-metrics": True}, env={"PROMETHEUS_MULTIPROC_DIR": "/srv/m"}) == "/srv/m"
+
+
+def test_a_cpu_gets_a_grammar_backend_that_runs_there() -> None:
+    assert value_of(plan({**HOST, "engine_version": "0.5.15.post1"}), "--grammar-backend") == "llguidance"
+    assert "--grammar-backend" not in plan()["argv"]
+    (on_gpu,) = planned_on_gpus(definition(**WISH), engine_version="0.5.15.post1")
+    assert "--grammar-backend" not in on_gpu["argv"]
