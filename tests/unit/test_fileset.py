@@ -4,6 +4,7 @@ import grp
 import os
 import pwd
 import resource
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -41,13 +42,15 @@ def everything_below(directory: Path) -> dict[str, str]:
     }
 
 
-@pytest.fixture
+@contextmanager
 def small_disk() -> Iterator[None]:
-    """No file can grow beyond 4 KiB, as on a full disk."""
+    """No file can grow beyond 4 KiB, as on a full disk; the test run's own log neither, so only inside."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_new_set_is_written_whole(tmp_path: Path) -> None:
@@ -205,11 +208,10 @@ def test_a_missing_group_is_a_difference_so_that_check_mode_can_predict_it(tmp_p
     assert len(compare([file(tmp_path / "a", group="no-such-group")], ())) == 1
 
 
-@pytest.mark.usefixtures("small_disk")
 def test_a_full_disk_replaces_nothing(tmp_path: Path) -> None:
     old = install(file(tmp_path / "a", "old\n"), file(tmp_path / "gone", "old\n"))
     changes = compare([file(tmp_path / "a", "new\n"), file(tmp_path / "big", "x" * 10_000)], old)
-    with pytest.raises(OSError, match="File too large"):
+    with pytest.raises(OSError, match="File too large"), small_disk():
         apply(changes)
     assert everything_below(tmp_path) == {"a": "old\n", "gone": "old\n"}
 
