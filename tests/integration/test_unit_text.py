@@ -12,18 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from sglang_kit.unit import command_line, environment_line, value
 
-from sandbox import image, machine
-from sandbox.console import SandboxError
+from sandbox import image
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     Execute = Callable[..., str]
-
-try:
-    machine.require()
-except SandboxError as error:
-    pytest.skip(f"sandbox: {error}", allow_module_level=True)
 
 CHECKOUT = Path(__file__).parents[2]
 
