@@ -62,10 +62,14 @@ def test_nobody_owns_what_nobody_has_open() -> None:
 
 
 def test_a_process_with_its_whole_command_line() -> None:
-    with subprocess.Popen(["sleep", "60"]) as process:
+    with subprocess.Popen(["cat", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"runs\n")  # right after its exec the kernel shows an empty command line
+        assert process.stdout.readline() == b"runs\n"
         (found,) = [one for one in processes.running() if one.pid == process.pid]
-        process.kill()
-    assert found.argv == ("sleep", "60")
+        process.stdin.close()
+    assert found.argv == ("cat", "-")
 
 
 @pytest.fixture

@@ -148,7 +148,9 @@ def test_check_mode_predicts_the_same_and_does_nothing(host: Host) -> None:
     assert names(host.units) | names(host.etc) | names(host.root) == set()
     assert host.systemctl() == []
     done = host.run(host.service(), host.variables(), enabled=("sglang-chat.service",))
-    assert predicted == {**done, "invocation": predicted["invocation"]}
+    for answer in (predicted, done):
+        answer.pop("invocation", None)  # the arguments, which ansible-core returns up to 2.20
+    assert predicted == done
 
 
 def test_check_mode_predicts_a_removal(host: Host) -> None:
