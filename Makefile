@@ -51,13 +51,18 @@ browser: setup ## Look at the plan's page in a real browser
 	scripts/packages chromium
 	$(BIN)/python -m pytest tests/browser
 
-SCENARIOS := real_engine faults eight_gpus default secrets alternative removed_instance
+SCENARIOS := real_engine faults default
+MORE_SCENARIOS := eight_gpus secrets alternative removed_instance
 
-.PHONY: molecule $(SCENARIOS:%=molecule-%)
+.PHONY: molecule more-molecule
 molecule: setup ## Deploy to real systemd hosts: the real engine, and a replayed one for many cases and faults
 	$(MAKE) --jobs=2 --output-sync=target $(SCENARIOS:%=molecule-%)
 
-$(SCENARIOS:%=molecule-%): molecule-%:
+more-molecule: setup ## The scenarios that are not part of `make test`
+	$(MAKE) --keep-going --output-sync=target $(MORE_SCENARIOS:%=molecule-%)
+
+.PHONY: $(SCENARIOS:%=molecule-%) $(MORE_SCENARIOS:%=molecule-%)
+$(SCENARIOS:%=molecule-%) $(MORE_SCENARIOS:%=molecule-%): molecule-%:
 	$(BIN)/molecule test --scenario-name $*
 
 .PHONY: lint
