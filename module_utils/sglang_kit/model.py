@@ -28,7 +28,7 @@ from .shapes import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 _MAX_LAYERS = 4096
 _MAX_CONTEXT = 1 << 31
@@ -801,30 +801,9 @@ def _kimi_linear(architecture: str, root: Reader) -> Model:
         kernel=linear.integer("short_conv_kernel_size", default=4, most=1024),
         dtype="float32",
     )
-    experts = root.integer("num_experts", default=0, least=0, most=65536)
-    dense = (
-        root.integer("first_k_dense_replace", default=0, least=0, most=_MAX_LAYERS)
-        if experts
-        else shape.layers
+    return _latent_hybrid(
+        architecture, root, shape=shape, state=state, state_parts=_kda(state, shape.hidden), full=full
     )
-    inner = root.integer("moe_intermediate_size", default=1)
-    shared = root.integer("num_shared_experts", default=0, least=0, most=65536) * inner
-    rank, rope = root.integer("kv_lora_rank"), root.integer("qk_rope_head_dim", least=0)
-    sparse = max(0, shape.layers - dense)
-    build = _Build(
-        shape=shape,
-        inner=_routed(root) * inner + shared if experts else root.integer("intermediate_size"),
-        parts=(
-            *_ends(shape),
-            *_kda(state, shape.hidden),
-            *_latent_attention(root, shape.hidden, shape.heads, full),
-            *(_experts(shape.hidden, inner, experts, sparse, shared=shared) if sparse else ()),
-            *_mlp(shape.hidden, root.integer("intermediate_size"), shape.layers - sparse),
-        ),
-        kv=(LatentLayers(full, rank, rope, 0),),
-        state=state,
-    )
-    return _model(architecture, root, build)
 
 
 def _bailing(architecture: str, root: Reader) -> Model:
@@ -843,6 +822,29 @@ def _bailing(architecture: str, root: Reader) -> Model:
         kernel=1,
         dtype="float32",
     )
+    rope = root.integer("qk_rope_head_dim", least=0)
+    return _latent_hybrid(
+        architecture,
+        root,
+        shape=shape,
+        state=state,
+        state_parts=_lightning(state, shape.hidden),
+        full=full,
+        tables=_rope(replace(shape, rope_dim=rope)),
+    )
+
+
+def _latent_hybrid(
+    architecture: str,
+    root: Reader,
+    *,
+    shape: _Shape,
+    state: StateLayers,
+    state_parts: Iterable[Part],
+    full: int,
+    tables: tuple[Table, ...] = (),
+) -> Model:
+    """Linear attention beside ``full`` latent layers, with or without experts."""
     experts = root.integer("num_experts", default=0, least=0, most=65536)
     dense = (
         root.integer("first_k_dense_replace", default=0, least=0, most=_MAX_LAYERS)
@@ -858,14 +860,14 @@ def _bailing(architecture: str, root: Reader) -> Model:
         inner=_routed(root) * inner + shared if experts else root.integer("intermediate_size"),
         parts=(
             *_ends(shape),
-            *_lightning(state, shape.hidden),
+            *state_parts,
             *_latent_attention(root, shape.hidden, shape.heads, full),
             *(_experts(shape.hidden, inner, experts, sparse, shared=shared) if sparse else ()),
             *_mlp(shape.hidden, root.integer("intermediate_size"), shape.layers - sparse),
         ),
         kv=(LatentLayers(full, rank, rope, 0),),
         state=state,
-        tables=_rope(replace(shape, rope_dim=rope)),
+        tables=tables,
     )
     return _model(architecture, root, build)
 
