@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Callable, Protocol
@@ -52,11 +53,12 @@ def ready_lines(port: int) -> list[str]:
 
 
 def children() -> list[int]:
-    return [
-        int(pid)
-        for thread in Path("/proc/self/task").glob("*/children")
-        for pid in thread.read_text(encoding="ascii").split()
-    ]
+    """List the processes whose parent this one is; a thread that has just ended has none."""
+    found: list[int] = []
+    for thread in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found += map(int, (thread / "children").read_text(encoding="ascii").split())
+    return found
 
 
 def interrupt_self(number: int = signal.SIGTERM) -> None:
