@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ OTHER_WEIGHTS = (".bin", ".pt", ".gguf")
 """Formats that are looked for by name alone."""
 HIDDEN = ("/home", "/root", "/run/user", "/tmp", "/var/tmp")  # noqa: S108 - names of places, not used
 """What the units do not see (``ProtectHome=``, ``PrivateTmp=``)."""
+
+NO_PART = (".md", ".lock", ".incomplete")
+"""Endings of files that no engine reads."""
 
 _LENGTH_BYTES = 8
 _HEADER_LIMIT = 100_000_000
@@ -107,6 +111,26 @@ def look(path: str, *, uid: int, gids: Sequence[int]) -> Listing | None:
         index=_text(place / INDEX),
         shards={file.name: _shard(file) for file in files if file.suffix == ".safetensors"},
     )
+
+
+def fingerprint(path: str) -> str:
+    """Tell whether the files of a model were replaced, without reading its weights; "" where there is none.
+
+    Two halves of 16 hexadecimal digits, joined by a dot: what the files are (names, sizes, the texts of
+    ``config.json`` and of the index), and when they were written. A copy agrees in the first half alone.
+    """
+    place = Path(os.path.realpath(path))
+    if not place.is_dir():
+        return ""
+    what, when = hashlib.sha256(), hashlib.sha256()
+    for file in sorted(place.iterdir()):
+        if not file.is_file() or file.name.startswith(".") or file.name.endswith(NO_PART):
+            continue
+        status = file.stat()
+        text = _text(file) if file.name in (CONFIG, INDEX) else ""
+        what.update(f"{file.name}\0{status.st_size}\0{text}\0".encode("utf-8", "surrogateescape"))
+        when.update(f"{status.st_mtime_ns}\0".encode())
+    return f"{what.hexdigest()[:16]}.{when.hexdigest()[:16]}"
 
 
 def _allows(status: os.stat_result, bits: int, uid: int, gids: Sequence[int]) -> bool:

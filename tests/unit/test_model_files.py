@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -231,3 +232,40 @@ def test_each_directory_is_looked_at_once() -> None:
         Wanted("/m/draft", ("c", "a"), tokenizer=True),
     ]
     assert model_files.wanted(plans[:1])[1] == Wanted("/m/draft", ("a",), tokenizer=False)
+
+
+# --- fingerprints --------------------------------------------------------------------------------
+
+
+def test_a_fingerprint_holds_until_a_file_is_replaced(model: Path) -> None:
+    before = model_files.fingerprint(str(model))
+    assert model_files.fingerprint(f"{model}/") == before
+    replaced = model / "a.safetensors"
+    replaced.write_bytes(replaced.read_bytes()[:-1] + b"\1")
+    os.utime(replaced, ns=(1, 1))
+    what, when = model_files.fingerprint(str(model)).split(".")
+    assert what == before.split(".")[0]
+    assert when != before.split(".")[1]
+
+
+def test_a_copy_is_the_same_model(model: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(model, copy)
+    for file in copy.iterdir():
+        os.utime(file, ns=(1, 1))
+    assert (
+        model_files.fingerprint(str(copy)).split(".")[0] == model_files.fingerprint(str(model)).split(".")[0]
+    )
+    (copy / "config.json").write_text('{"architectures": ["Qwen3ForCausalL2"]}', encoding="utf-8")
+    assert (
+        model_files.fingerprint(str(copy)).split(".")[0] != model_files.fingerprint(str(model)).split(".")[0]
+    )
+
+
+def test_what_no_engine_reads_makes_no_difference(model: Path, tmp_path: Path) -> None:
+    before = model_files.fingerprint(str(model))
+    (model / "README.md").write_text("new", encoding="utf-8")
+    (model / ".gitattributes").write_text("new", encoding="utf-8")
+    (model / "figures").mkdir()
+    assert model_files.fingerprint(str(model)) == before
+    assert model_files.fingerprint(str(tmp_path / "absent")) == ""
