@@ -153,6 +153,10 @@ host:
       type: list
       elements: dict
       sample: [{gpu: 0, pid: 559, memory_bytes: 4934598656, unit: other.service, command: python3 serve.py}]
+    memory_total_bytes:
+      description: Main memory.
+      type: int
+      sample: 540955832320
     driver:
       description: Version of the NVIDIA driver; empty without one.
       type: str

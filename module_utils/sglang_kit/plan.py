@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields, replace
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from . import cards, command, credentials, engine, fingerprint, host, overrides, unit
-from .host_memory import Request, plan_shared
+from .host_memory import Request, check_host_memory, host_bytes, plan_shared
 from .instance import GPU, Instance, read_instances
 from .model import read_config
 from .problem import Collector, ProblemsError
+from .quantity import GIB
 from .rules import Wish
 from .settings import read_argv
 
@@ -52,6 +54,9 @@ class HostSettings:
     seen_gpus: tuple[Mapping[str, Any], ...] = ()
     seen_processes: tuple[Mapping[str, Any], ...] = ()
     """What ``sglang_host_info`` saw of them; empty before the host was contacted."""
+    memory_gib: float = 0
+    """Main memory as the inventory declares it, in GiB; 0 where it does not."""
+    seen_memory_bytes: int = 0
     reserved_gpus: tuple[str, ...] = ()
     reserved_ports: tuple[int, ...] = ()
     kit: str = "/opt/sglang/kit"
@@ -73,6 +78,7 @@ def read_host(raw: Mapping[str, Any]) -> HostSettings:
     found = Collector()
     values["reserved_gpus"] = _reserved(values, "reserved_gpus", GPU, "a GPU index or UUID", found)
     ports = _reserved(values, "reserved_ports", PORT, "a port number", found)
+    values["memory_gib"] = _gib(values.get("memory_gib", 0), "memory_gib", found)
     found.check()
     values["reserved_ports"] = tuple(int(port) for port in ports)
     for key in ("gpus", "seen_gpus", "seen_processes"):
@@ -93,6 +99,18 @@ def _reserved(
         if not form.fullmatch(item):
             found.add("host", f"sglang_host_{key}", f"{item!r} is not {noun}")
     return items
+
+
+def _gib(given: object, key: str, found: Collector) -> float:
+    try:
+        size = float(str(given))
+    except ValueError:
+        size = -1.0
+    if not 0 <= size < inf:
+        found.add(
+            "host", f"sglang_host_{key}", f"{given!r} is not a size in GiB", "write a number, as in 512"
+        )
+    return size
 
 
 def plan_host(
@@ -164,10 +182,16 @@ def _plan_memory(
         if request is not None and all(gpu in host_cards for gpu in instance.gpus):
             requests.append(request)
     try:
-        return plan_shared(requests, host_cards)
+        plans = plan_shared(requests, host_cards)
     except ProblemsError as error:
         found.problems += error.problems
         return {}
+    total = int(settings.memory_gib * GIB) or settings.seen_memory_bytes
+    if total:
+        # On the CPU the engine's pools are the main memory, and it is told their size.
+        needs = [(one.name, host_bytes(plans[one.name])) for one in requests if one.gpus]
+        found.problems += check_host_memory(needs, total=total)
+    return plans
 
 
 def _request(instance: Instance, facts: EngineFacts, models: Mapping[str, Any]) -> Request | None:

@@ -104,6 +104,8 @@ class Facts:
     gpus: tuple[Gpu, ...]
     processes: tuple[GpuProcess, ...]
     toolkits: Mapping[str, Version]
+    memory_total_bytes: int = 0
+    """Main memory; 0 where it is not known."""
 
 
 def systemd_version(text: str) -> int | None:

@@ -65,6 +65,7 @@ def survey(
         gpus=gpus,
         processes=_processes(nvidia_smi, gpus) if gpus else (),
         toolkits=_toolkits(cuda_home),
+        memory_total_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     )
 
 

@@ -9,6 +9,7 @@ from sglang_kit import engine
 from sglang_kit.fingerprint import VARIABLE
 from sglang_kit.plan import HostSettings, plan_host, read_host, secret_files
 from sglang_kit.problem import ProblemsError
+from sglang_kit.quantity import GIB
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -258,6 +259,14 @@ def test_host_settings_are_read() -> None:
             "host: sglang_host_reserved_ports: '8000-8100' is not a port number",
         ),
         ({"reserved_ports": [True]}, "host: sglang_host_reserved_ports: 'True' is not a port number"),
+        (
+            {"memory_gib": "512 GiB"},
+            "host: sglang_host_memory_gib: '512 GiB' is not a size in GiB; write a number, as in 512",
+        ),
+        (
+            {"memory_gib": -1},
+            "host: sglang_host_memory_gib: -1 is not a size in GiB; write a number, as in 512",
+        ),
     ],
 )
 def test_what_is_reserved_is_never_misread(host: dict[str, object], told: str) -> None:
@@ -346,6 +355,15 @@ def test_faults_of_memory_are_reported_with_all_others() -> None:
     assert misspelt.startswith("typo: kontext: is not a known key")
     assert too_many.startswith("chat: memory: nothing is left for the KV cache: 94.24 GiB are free")
     assert "ask for at most 23 requests" in too_many
+
+
+@pytest.mark.parametrize("host", [{"memory_gib": "15"}, {"seen_memory_bytes": 15 * GIB}])
+def test_main_memory_is_counted(host: dict[str, Any]) -> None:
+    first, second = definition(**WISH), definition(**{**WISH, "name": "code", "port": 30100, "gpus": [2]})
+    assert planned_on_gpus(first, **host)
+    assert planned_on_gpus(first, second, memory_gib=16, seen_memory_bytes=15 * GIB)
+    with pytest.raises(ProblemsError, match=r"need 16\.00 GiB of main memory, the host has 15\.00 GiB"):
+        planned_on_gpus(first, second, **host)
 
 
 def test_a_model_that_is_not_understood_is_refused_by_name() -> None:

@@ -68,6 +68,7 @@ def test_a_host_without_a_gpu(host: Tools, tmp_path: Path) -> None:
     assert (facts.driver_loadable, facts.driver_directory, facts.cuda) == (False, "", None)
     assert facts.toolkits == {}
     assert host.calls("systemctl") == ["--version"]
+    assert facts.memory_total_bytes > 256 * MIB
 
 
 def test_a_host_with_gpus(host: Tools, tmp_path: Path) -> None:
