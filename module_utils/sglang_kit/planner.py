@@ -16,7 +16,7 @@ from .pricing import Demand, demand
 from .problem import Problem, ProblemsError
 from .quantity import GIB, from_gib, gib, human
 from .resolution import Card, EngineError, Resolved, resolve
-from .rules import Wish, check_rules
+from .rules import Wish, check_rules, draft_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,7 +31,6 @@ _STEP = 1000  # fractions are whole thousandths, as SGLang rounds its own
 _HIGHEST = 0.99
 _LOWEST = 0.01
 _LEAST_CONTEXT = 1024
-_DEFAULT_STEPS = 3
 _CPU_REQUESTS = 8
 _REMEDIES = 3
 _RANKS = (2, 4, 8)
@@ -240,9 +239,8 @@ def _speculation(strategy: Strategy, draft: Model | None) -> dict[str, int]:
         block = draft.block_size if draft and draft.block_size else 16
         return {"draft_tokens": strategy.draft_tokens or block}
     topk = strategy.topk or 1
-    steps = strategy.steps or _DEFAULT_STEPS
-    tokens = steps + 1 if topk == 1 else strategy.draft_tokens or steps + 1
-    return {"draft_steps": steps, "draft_topk": topk, "draft_tokens": tokens}
+    steps = draft_steps(strategy)
+    return {"draft_steps": steps, "draft_topk": topk, "draft_tokens": strategy.draft_tokens or steps + 1}
 
 
 def _best(case: _Case) -> _Try:
@@ -624,8 +622,5 @@ def _notes(case: _Case, best: _Try) -> Iterator[str]:
         yield f"{contexts} of {best.requests} requests can hold a full context at once"
     if wish.prefix_cache and not case.resolved.prefix_cache:
         yield f"SGLang {case.facts.version} switches the prefix cache off for {case.model.architecture}"
-    tokens = wish.strategy.draft_tokens
-    if tokens is not None and tokens != case.resolved.draft_tokens:
-        yield f"strategy.draft_tokens {tokens} becomes {case.resolved.draft_tokens}: one more than the steps"
     if case.card.weights is None:
         yield f"weights are computed from shapes, to {case.model.weight_error:.0%}"

@@ -36,6 +36,13 @@ class Wish:
     base: Settings = field(default_factory=Settings)
 
 
+def draft_steps(strategy: Strategy) -> int:
+    """Count the steps of an EAGLE or MTP draft: the user's, else what the pinned tokens ask of a chain, else 3."""
+    if strategy.steps or strategy.draft_tokens is None or (strategy.topk or 1) > 1:
+        return strategy.steps or 3
+    return max(1, strategy.draft_tokens - 1)
+
+
 def check_rules(*, model: Model, draft: Model | None, facts: EngineFacts, wish: Wish) -> list[Problem]:
     """Judge what the engine would refuse, ignore or do badly, before any number is computed."""
     problems = [*_strategy_problems(model, draft, facts, wish), *_pin_problems(model, facts, wish)]
@@ -74,6 +81,16 @@ def _strategy_problems(
                 "would ever be accepted",
                 f"use the method {draft.method}",
             )
+    tokens = draft_steps(wish.strategy) + 1
+    chain = method in ("mtp", "eagle", "eagle3") and (wish.strategy.topk or 1) == 1
+    if chain and wish.strategy.draft_tokens not in (None, tokens):
+        yield Problem(
+            "",
+            "strategy.draft_tokens",
+            f"{wish.strategy.draft_tokens} with topk 1: the engine would make it {tokens}, one more than the "
+            "steps",
+            f"use {tokens}, or leave steps or draft_tokens out",
+        )
     if method == "dflash" and (wish.strategy.topk or 1) > 1:
         yield Problem(
             "", "strategy.topk", "dflash drafts one block: the engine would make it 1", "leave it out"
