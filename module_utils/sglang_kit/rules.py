@@ -37,7 +37,7 @@ class Wish:
 
 
 def draft_steps(strategy: Strategy) -> int:
-    """Count the steps of an EAGLE or MTP draft: the user's, else what the pinned tokens ask of a chain, else 3."""
+    """Count the steps of an EAGLE or MTP draft: the user's, else what pinned tokens ask for, else 3."""
     if strategy.steps or strategy.draft_tokens is None or (strategy.topk or 1) > 1:
         return strategy.steps or 3
     return max(1, strategy.draft_tokens - 1)
