@@ -73,7 +73,16 @@ def apply(changes: Sequence[Change]) -> None:
         if change.wanted is None:
             Path(change.path).unlink()
     for directory in {Path(change.path).parent for change in changes}:
-        _sync(directory)
+        sync(directory)
+
+
+def sync(directory: Path) -> None:
+    """Bring the names in a directory to the disk."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_manifest(path: str) -> tuple[str, ...]:
@@ -133,11 +142,3 @@ def _stage(file: File, leftovers: ExitStack) -> Path:
         os.fchmod(stream.fileno(), file.mode)
         os.fsync(stream.fileno())
     return temporary
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
