@@ -47,7 +47,7 @@ class Action:
 
     name: str
     action: str
-    """``none``, ``start``, ``restart`` or ``stop``."""
+    """``none``, ``start``, ``restart``, ``prove`` (it starts already) or ``stop``."""
     reason: str
 
 
@@ -79,13 +79,18 @@ def decide(*, name: str, wanted_state: str, wanted: str, running: str | None, ac
     """
     alive = active in {"active", "activating", "reloading"}
     if wanted_state != "started":
-        if alive:
-            return Action(name, "stop", f"wanted {wanted_state}")
-        return Action(name, "none", f"{wanted_state}, as wanted")
-    if not alive:
-        return Action(name, "start", f"is {active}")
-    if running is None:
-        return Action(name, "restart", "has no main process with a fingerprint")
-    if running != wanted:
-        return Action(name, "restart", f"runs {running}, wanted is {wanted}")
-    return Action(name, "none", "runs what is wanted")
+        stop = alive, "stop", f"wanted {wanted_state}"
+        return _first(name, [stop], f"{wanted_state}, as wanted")
+    starts = [
+        (not alive, "start", f"is {active}"),
+        (running is None, "restart", "has no main process with a fingerprint"),
+        (running != wanted, "restart", f"runs {running}, wanted is {wanted}"),
+        (active == "activating", "prove", "is starting with what is wanted"),
+    ]
+    return _first(name, starts, "runs what is wanted")
+
+
+def _first(name: str, cases: Sequence[tuple[bool, str, str]], otherwise: str) -> Action:
+    """Take the first case that holds."""
+    action, reason = next((case[1:] for case in cases if case[0]), ("none", otherwise))
+    return Action(name, action, reason)

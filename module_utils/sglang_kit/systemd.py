@@ -71,6 +71,24 @@ def enable(units: Sequence[str]) -> None:
         _systemctl("enable", "--quiet", *units)
 
 
+def disable(units: Sequence[str]) -> None:
+    """Do not start these units at boot; what runs is not touched."""
+    if units:
+        _systemctl("disable", "--quiet", *units)
+
+
+def stop(units: Sequence[str]) -> None:
+    """Stop units, all at once, and wait for their drain."""
+    if units:
+        _systemctl("stop", *units)
+
+
+def restart(units: Sequence[str]) -> None:
+    """Ask for a restart, also of what does not run; whoever asks follows the start by other means."""
+    if units:
+        _systemctl("restart", "--no-block", *units)
+
+
 def stop_and_disable(units: Sequence[str]) -> None:
     """Stop units (waiting for their drain) and forget them at boot."""
     if units:
@@ -81,6 +99,12 @@ def not_enabled(units: Sequence[str]) -> list[str]:
     """Find the units that do not start at boot yet; a unit without a file is one of them."""
     states = show(units, ("UnitFileState",))
     return [unit for unit in units if states[unit]["UnitFileState"] != "enabled"]
+
+
+def enabled(units: Sequence[str]) -> list[str]:
+    """Find the units that start at boot."""
+    waiting = not_enabled(units)
+    return [unit for unit in units if unit not in waiting]
 
 
 def show(units: Sequence[str], properties: Sequence[str]) -> dict[str, dict[str, str]]:

@@ -62,7 +62,7 @@ WANTED = "fedcba9876543210"
     ("wanted_state", "active", "running", "action", "reason"),
     [
         ("started", "active", WANTED, "none", "runs what is wanted"),
-        ("started", "activating", WANTED, "none", "runs what is wanted"),
+        ("started", "activating", WANTED, "prove", "is starting with what is wanted"),
         ("started", "reloading", WANTED, "none", "runs what is wanted"),
         ("started", "active", RUNNING, "restart", f"runs {RUNNING}, wanted is {WANTED}"),
         ("started", "activating", RUNNING, "restart", f"runs {RUNNING}, wanted is {WANTED}"),
