@@ -128,7 +128,8 @@ _UNITS: dict[str, tuple[str, Callable[[str], Field]]] = {
     },
 }
 
-_GIB = r"-?[\d.]+"
+_NUMBER = r"\d+(?:\.\d+)?"
+_GIB = rf"-?{_NUMBER}"
 _GRAPH = r"Capture (?P<what>.*?(?:cuda|CUDA|cpu|CPU) graph)"
 
 
@@ -154,21 +155,21 @@ PATTERNS: tuple[Pattern, ...] = (
     _row(
         "distributed_end",
         "Init torch distributed ends.",
-        r"Init torch distributed ends\. elapsed=(?P<elapsed_seconds>[\d.]+) s,"
+        rf"Init torch distributed ends\. elapsed=(?P<elapsed_seconds>{_NUMBER}) s,"
         rf" mem usage=(?P<used_gib>{_GIB}) GB",
         last="0.5.20",
     ),
     _row(
         "distributed_end",
         "Init parallel ends.",
-        r"Init parallel ends\. elapsed=(?P<elapsed_seconds>[\d.]+) s",
+        rf"Init parallel ends\. elapsed=(?P<elapsed_seconds>{_NUMBER}) s",
         first="0.5.23",
     ),
     _row("weights_begin", "Load weight begin.", rf"Load weight begin\. avail mem=(?P<free_gib>{_GIB}) GB"),
     _row(
         "weights_end",
         "Load weight end.",
-        r"Load weight end\. elapsed=(?P<elapsed_seconds>[\d.]+) s, type=(?P<type>\w+),"
+        rf"Load weight end\. elapsed=(?P<elapsed_seconds>{_NUMBER}) s, type=(?P<type>\w+),"
         rf"(?: (?P<quantization>.*?),)? avail mem=(?P<free_gib>{_GIB}) GB, mem usage=(?P<used_gib>{_GIB}) GB",
     ),
     _row(
@@ -208,7 +209,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _row(
         "graph_end",
         " graph end.",
-        rf"{_GRAPH} end\..*?(?:Time elapsed: |elapsed=)(?P<elapsed_seconds>[\d.]+) s"
+        rf"{_GRAPH} end\..*?(?:Time elapsed: |elapsed=)(?P<elapsed_seconds>{_NUMBER}) s"
         rf".*?mem usage=(?P<used_gib>{_GIB}) GB[.,] avail mem=(?P<free_gib>{_GIB}) GB",
     ),
     _row(
@@ -261,7 +262,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _row(
         "watchdog",
         "watchdog timeout",
-        r"(?P<who>\w+) watchdog timeout \(self\.watchdog_timeout=(?P<limit_seconds>[\d.]+), self\.soft=False",
+        rf"(?P<who>\w+) watchdog timeout \(self\.watchdog_timeout=(?P<limit_seconds>{_NUMBER}), self\.soft=False",
     ),
     # Trouble while serving
     _row(

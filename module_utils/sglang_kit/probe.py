@@ -18,6 +18,9 @@ NO_CREDENTIALS = Credentials()
 TIMEOUT_SECONDS = 30.0
 """Longer than the engine's own limit for ``/health`` (20 s): a busy server must not look dead."""
 
+ANSWER_BYTES = 8 * 1024**2
+"""As much of an answer as is read; the engine's longest, ``/server_info``, has some 20 KB."""
+
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104 - read, never bound
 
 
@@ -52,7 +55,7 @@ def _ask(connection: http.client.HTTPConnection, question: Question, credentials
     try:
         connection.request(question.method, question.path, body, headers)
         response = connection.getresponse()
-        text = response.read().decode(errors="replace")
+        text = response.read(ANSWER_BYTES).decode(errors="replace")
         return Answer(response.status, _decoded(credentials.masked(text)))
     except (OSError, http.client.HTTPException) as error:
         return Answer(0, error=f"{type(error).__name__}: {error}")
@@ -63,5 +66,5 @@ def _ask(connection: http.client.HTTPConnection, question: Question, credentials
 def _decoded(text: str) -> Any:  # noqa: ANN401 - whatever JSON the server sends
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # whoever listens there may send anything
         return text

@@ -75,7 +75,10 @@ def test_no_answer_holds_a_secret(serving: Serving) -> None:
         (503, "Service Unavailable", "Service Unavailable"),
         (401, '{"error": "Unauthorized"}', {"error": "Unauthorized"}),
         (500, "Internal Server Error", "Internal Server Error"),
+        (200, "[" * 100_000, "[" * 100_000),
+        (200, "x" * 9 * 1024**2, "x" * probe.ANSWER_BYTES),
     ],
+    ids=("json", "empty", "text", "json-error", "text-error", "nested-without-end", "without-end"),
 )
 def test_a_body_is_json_where_it_can_be_and_text_otherwise(
     serving: Serving, status: int, content: str, body: object
