@@ -262,7 +262,8 @@ PATTERNS: tuple[Pattern, ...] = (
     _row(
         "watchdog",
         "watchdog timeout",
-        rf"(?P<who>\w+) watchdog timeout \(self\.watchdog_timeout=(?P<limit_seconds>{_NUMBER}), self\.soft=False",
+        r"(?P<who>\w+) watchdog timeout "
+        rf"\(self\.watchdog_timeout=(?P<limit_seconds>{_NUMBER}), self\.soft=False",
     ),
     # Trouble while serving
     _row(
