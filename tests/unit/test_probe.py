@@ -132,12 +132,10 @@ def test_a_refused_connection_is_an_answer_without_a_status() -> None:
     assert answer.error.startswith("ConnectionRefusedError: ")
 
 
-def test_a_server_that_hangs_is_left_in_time(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "TIMEOUT_SECONDS", 0.05)
+def test_a_server_that_hangs_is_left_in_time(serving: Serving) -> None:
     serving.may_answer.clear()
-    assert probe.ask(expectation(serving.port), "127.0.0.1", ["health"]).health == Answer(
-        0, error="TimeoutError: timed out"
-    )
+    asked = probe.ask(expectation(serving.port), "127.0.0.1", ["health"], timeout_seconds=0.05)
+    assert asked.health == Answer(0, error="TimeoutError: timed out")
 
 
 def test_an_engine_of_another_protocol_is_an_answer_without_a_status() -> None:
