@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Callable, Union
 
+from .readiness import STAGE_SECONDS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
@@ -89,6 +91,8 @@ class Instance:
     args: Mapping[str, Argument] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Secrets = field(default_factory=Secrets)
+    numa_nodes: tuple[int, ...] = ()
+    stage_seconds: Mapping[str, int] = field(default_factory=dict)
     shared: bool = False
     accept_exposed: bool = False
     accept_overrides: tuple[str, ...] = ()
@@ -253,6 +257,23 @@ def _scalar(value: object) -> float | str:
     return value
 
 
+_NODE = _integer(0, 1023)
+_SECONDS = _integer(1, 86_400)
+
+
+def _nodes(value: object) -> tuple[int, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise _Bad(f"{value!r} is not a list of NUMA nodes", f"write [{value}]")
+    return tuple(_NODE(node) for node in value)
+
+
+def _stage_limit(stage: object, seconds: object) -> int:
+    """Stage of a start, and the seconds that it may pass without progress."""
+    if stage not in STAGE_SECONDS:
+        raise _Bad("is no stage of a start", _nearest(stage, tuple(STAGE_SECONDS)))
+    return int(_SECONDS(seconds))
+
+
 _PORT = _integer(1024, 65535)
 _COUNT = _integer(1, 1_000_000)
 
@@ -267,6 +288,7 @@ KEYS: dict[str, _Reader] = {
     "context_length": _integer(8, 100_000_000),
     "concurrency": _COUNT,
     "prefix_cache": _boolean,
+    "numa_nodes": _nodes,
     "shared": _boolean,
     "accept_exposed": _boolean,
     "accept_overrides": _texts,
@@ -288,7 +310,11 @@ MEMORY_KEYS: dict[str, _Reader] = {
     "state_dtype": _one_of(("float32", "bfloat16", "float16")),
     "headroom_gib": _number(0.0, 10_000.0, or_low=True),
 }
-MAPS: dict[str, Callable[[object, object], Any]] = {"args": _argument, "env": _variable}
+MAPS: dict[str, Callable[[object, object], Any]] = {
+    "args": _argument,
+    "env": _variable,
+    "stage_seconds": _stage_limit,
+}
 SECRET_KEYS: dict[str, _Reader] = {"api_key": _secret, "admin_api_key": _secret, "hf_token": _secret}
 GROUPS = {
     "strategy": (STRATEGY_KEYS, Strategy),

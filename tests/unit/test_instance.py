@@ -441,6 +441,22 @@ def test_variables_may_hold_several_lines() -> None:
     assert read_one(env={"SCRIPT": "a\r\n\tb\n"}).env == {"SCRIPT": "a\r\n\tb\n"}
 
 
+def test_numa_nodes() -> None:
+    assert read_one(numa_nodes=[0, "1"]).numa_nodes == (0, 1)
+    assert the_problem(numa_nodes=0) == Problem(
+        "chat", "numa_nodes", "0 is not a list of NUMA nodes", "write [0]"
+    )
+    assert the_problem(numa_nodes=[-1]).message == "-1 is not from 0 to 1023"
+
+
+def test_limits_of_stages() -> None:
+    assert read_one(stage_seconds={"weights": 1200}).stage_seconds == {"weights": 1200}
+    assert the_problem(stage_seconds={"weight": 1200}) == Problem(
+        "chat", "stage_seconds.weight", "is no stage of a start", "did you mean 'weights'?"
+    )
+    assert the_problem(stage_seconds={"weights": 0}).message == "0 is not from 1 to 86400"
+
+
 @pytest.mark.parametrize("key", sorted({*MAPS, *GROUPS} - {"secrets"}))
 @pytest.mark.parametrize("value", [[], "x", 0, False])
 def test_maps_and_groups_are_mappings(key: str, value: object) -> None:
