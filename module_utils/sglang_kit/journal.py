@@ -128,8 +128,8 @@ _UNITS: dict[str, tuple[str, Callable[[str], Field]]] = {
     },
 }
 
-_NUMBER = r"\d+(?:\.\d+)?"
-_GIB = rf"-?{_NUMBER}"
+_DECIMAL = r"\d+(?:\.\d+)?"
+_GIB = rf"-?{_DECIMAL}"
 _GRAPH = r"Capture (?P<what>.*?(?:cuda|CUDA|cpu|CPU) graph)"
 
 
@@ -155,21 +155,21 @@ PATTERNS: tuple[Pattern, ...] = (
     _row(
         "distributed_end",
         "Init torch distributed ends.",
-        rf"Init torch distributed ends\. elapsed=(?P<elapsed_seconds>{_NUMBER}) s,"
+        rf"Init torch distributed ends\. elapsed=(?P<elapsed_seconds>{_DECIMAL}) s,"
         rf" mem usage=(?P<used_gib>{_GIB}) GB",
         last="0.5.20",
     ),
     _row(
         "distributed_end",
         "Init parallel ends.",
-        rf"Init parallel ends\. elapsed=(?P<elapsed_seconds>{_NUMBER}) s",
+        rf"Init parallel ends\. elapsed=(?P<elapsed_seconds>{_DECIMAL}) s",
         first="0.5.23",
     ),
     _row("weights_begin", "Load weight begin.", rf"Load weight begin\. avail mem=(?P<free_gib>{_GIB}) GB"),
     _row(
         "weights_end",
         "Load weight end.",
-        rf"Load weight end\. elapsed=(?P<elapsed_seconds>{_NUMBER}) s, type=(?P<type>\w+),"
+        rf"Load weight end\. elapsed=(?P<elapsed_seconds>{_DECIMAL}) s, type=(?P<type>\w+),"
         rf"(?: (?P<quantization>.*?),)? avail mem=(?P<free_gib>{_GIB}) GB, mem usage=(?P<used_gib>{_GIB}) GB",
     ),
     _row(
@@ -209,7 +209,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _row(
         "graph_end",
         " graph end.",
-        rf"{_GRAPH} end\..*?(?:Time elapsed: |elapsed=)(?P<elapsed_seconds>{_NUMBER}) s"
+        rf"{_GRAPH} end\..*?(?:Time elapsed: |elapsed=)(?P<elapsed_seconds>{_DECIMAL}) s"
         rf".*?mem usage=(?P<used_gib>{_GIB}) GB[.,] avail mem=(?P<free_gib>{_GIB}) GB",
     ),
     _row(
@@ -263,7 +263,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "watchdog",
         "watchdog timeout",
         r"(?P<who>\w+) watchdog timeout "
-        rf"\(self\.watchdog_timeout=(?P<limit_seconds>{_NUMBER}), self\.soft=False",
+        rf"\(self\.watchdog_timeout=(?P<limit_seconds>{_DECIMAL}), self\.soft=False",
     ),
     # Trouble while serving
     _row(
