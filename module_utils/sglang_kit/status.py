@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import credentials, probe, processes, survey, systemd
-from .launch import PROOF
+from . import credentials, difference, present, probe, processes, survey, systemd
 from .quantity import MIB, human
 from .readiness import (
     FAILED,
@@ -29,6 +28,7 @@ from .readiness import (
     Follower,
 )
 from .report import table
+from .state import WANTED, Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -55,7 +55,6 @@ STATES: dict[str, str] = {
 }
 """Lives of an instance."""
 
-RUNTIME = Path("/run/sglang")
 HEALTH_SECONDS = 5.0
 """How long ``/health`` may take: a busy server is slow to answer, not silent."""
 DISK = ("releases", "package cache", "kernel caches", "models", "state and evidence")
@@ -107,6 +106,9 @@ def look(wanted: Mapping[str, str], host: Host) -> dict[str, Any]:
         )
         for name in names
     ]
+    below = survey.marks()
+    for one in instances:
+        one["drift"] = _drift(one, plans.get(one["name"]), below, Store(f"{host.state_directory}/instances"))
     gpus, users = survey.gpus_in_use()
     return {
         "as_wanted": all(one["as_wanted"] for one in instances),
@@ -145,7 +147,7 @@ def look_at(
     healthy = answers.health is not None and answers.health.status == HTTP_OK
     state = life(unit, orphans=bool(ours), healthy=healthy)
     verdict = _verdict(plan, unit) if plan is not None and state in _CAUSES else None
-    proof = _proof(name, unit) if active else {}
+    proof = present.proof(name, unit.invocation) if active else {}
     alive = state in (READY, SILENT, LOADING, STOPPING)
     return {
         "name": name,
@@ -173,6 +175,20 @@ def look_at(
         },
         "orphans": ours,
     }
+
+
+def _drift(
+    one: Mapping[str, Any], plan: Mapping[str, Any] | None, below: Mapping[str, Any], store: Store
+) -> list[dict[str, Any]]:
+    """Find what differs from what was deployed; a process of another plan counts for nothing here."""
+    if plan is None:
+        return []
+    state = store.at(one["name"], WANTED)
+    deployed = present.recorded(store, state, WANTED) if state else difference.of_plan(plan)
+    mark = one["fingerprint"]
+    pid = one["main_pid"] if mark["running"] == mark["wanted"] else 0
+    now = present.view(deployed["plan"], below, main_pid=pid, invocation=one["invocation"])
+    return [asdict(found) for found in difference.drift(deployed, now)]
 
 
 _WANTS = {
@@ -226,13 +242,6 @@ def _verdict(plan: Mapping[str, Any], unit: UnitState) -> Verdict:
     follower = Follower(Expectation.from_plan(plan), started=unit.started or now)
     follower.feed(systemd.JournalReader(f"sglang-{plan['name']}.service", unit).read(), now)
     return follower.observe(now, unit=unit, ended=True)
-
-
-def _proof(name: str, unit: UnitState) -> dict[str, Any]:
-    """Read what the launcher saw when this very invocation became ready."""
-    place = RUNTIME / name / PROOF
-    proof: dict[str, Any] = json.loads(place.read_text(encoding="utf-8")) if place.exists() else {}
-    return proof if proof.get("invocation") == unit.invocation else {}
 
 
 def _effective(answers: Answers, proof: Mapping[str, Any]) -> int | None:
@@ -309,6 +318,8 @@ def lines(seen: Mapping[str, Any]) -> list[str]:
         if one["cause"]:
             found += ["", f"{one['name']}: {one['cause']}"]
             found += [f"  what to do: {one['remedy']}"] if one["remedy"] else []
+    drift = [f"{one['name']}: {text}" for one in seen["instances"] for text in _changes(one)]
+    found += _section("Changed since the deploy (docs/diff.md says what the next one does)", drift)
     found += _section("Engines that no unit of ours runs", [_engine(one) for one in seen["engines"]])
     found += _section("Others on the GPUs", [_foreign(one) for one in seen["foreign"]])
     used = {kind: sum(one["bytes"] for one in seen["disk"] if one["kind"] == kind) for kind in DISK}
@@ -321,13 +332,9 @@ _HEADINGS = ("instance", "wanted", "state", "up", "pid", "runs", "KV tokens", "r
 
 def _row(one: Mapping[str, Any]) -> list[str]:
     mark = one["fingerprint"]
-    runs = (
-        ""
-        if mark["running"] is None
-        else "as wanted"
-        if mark["running"] == mark["wanted"]
-        else "another plan"
-    )
+    runs = "changed" if one["drift"] else "as wanted"
+    if mark["running"] != mark["wanted"]:
+        runs = "" if mark["running"] is None else "another plan"
     concurrency, pools = one["concurrency"], one["pools"]["allocated"]
     served = "" if concurrency["effective"] is None else str(concurrency["effective"])
     return [
@@ -340,6 +347,10 @@ def _row(one: Mapping[str, Any]) -> list[str]:
         str(pools.get("kv_tokens", "")),
         f"{served} of {concurrency['asked']}" if served and concurrency["asked"] else served,
     ]
+
+
+def _changes(one: Mapping[str, Any]) -> list[str]:
+    return [difference.sentence(difference.Difference(**found)) for found in one["drift"]]
 
 
 def _age(seconds: int) -> str:

@@ -76,6 +76,17 @@ def gpus_in_use() -> tuple[tuple[read.Gpu, ...], tuple[GpuProcess, ...]]:
     return gpus, _processes(nvidia_smi, gpus) if gpus else ()
 
 
+def marks() -> dict[str, Any]:
+    """Name what lies below every instance of the host: the driver, the kernel and the cards."""
+    nvidia_smi = shutil.which("nvidia-smi", path=PROGRAMS) or ""
+    gpus, driver = read.gpus(_output(nvidia_smi, f"--query-gpu={GPU_QUERY}", CSV))
+    return {
+        "driver": driver,
+        "kernel": platform.release(),
+        "gpus": [f"{gpu.index}: {gpu.name}" for gpu in gpus],
+    }
+
+
 def _booted() -> bool:
     """sd_booted(3)."""
     return Path("/run/systemd/system").is_dir()

@@ -143,6 +143,15 @@ def test_actions_follow_from_what_runs(evaluate: Evaluate) -> None:
     ]
 
 
+def test_two_states_are_compared(evaluate: Evaluate) -> None:
+    views = "{'title': 'inventory', 'plan': plans[0]}, {'title': 'known-good', 'plan': plans[1]}"
+    plans = [evaluate("instances | sglang_plan(host)")[0] for _ in range(2)]
+    plans[1]["argv"] = [word.replace("0.85", "0.8") for word in plans[1]["argv"]]
+    found = evaluate(f"([{views}] | first) | sglang_difference([{views}] | last)", plans=plans)
+    assert json.loads(evaluate("found | to_json", found=found)) == found
+    assert [one["name"] for one in found["differences"]] == ["--mem-fraction-static"]
+
+
 def test_a_report_is_lines_of_text(evaluate: Evaluate) -> None:
     told = evaluate("instances | sglang_plan(host) | sglang_report | join('\n')")
     for essential in ("instance", "chat", "coder", "1,2", "30001"):

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import grp
+import ipaddress
 import json
+import os
+import pwd
 import subprocess
 import time
 from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sglang_kit import probe, processes, status, survey, systemd
+from sglang_kit import fileset, present, probe, processes, status, survey, systemd
+from sglang_kit.fileset import File
 from sglang_kit.journal import parse_text
 from sglang_kit.platform_facts import Gpu, GpuProcess
-from sglang_kit.processes import Process
+from sglang_kit.processes import Listener, Process
 from sglang_kit.quantity import GIB, MIB
 from sglang_kit.readiness import Answer, Answers, UnitState
+from sglang_kit.state import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
     from tests.conftest import Tools
 
@@ -29,8 +36,17 @@ PLAN = {
     "host": "127.0.0.1",
     "port": 30000,
     "gpus": ["0"],
-    "argv": [],
+    "argv": ["/r/bin/python", "-m", "sglang.launch_server"],
+    "environment": {"GREETING": "hello"},
+    "environment_lines": ['GREETING="hello"'],
+    "unit_file": "/absent/sglang-chat.service",
+    "environment_file": "/absent/chat.env",
+    "release": "/r",
+    "engine_version": "0.5.23",
+    "nccl_port": None,
+    "secrets": {},
     "model": "/srv/models/chat",
+    "draft_model": None,
     "concurrency": 16,
     "fingerprint": "667903beab97f70c",
     "memory": {"pools_gib": {"weights": 50.5}},
@@ -90,8 +106,9 @@ def test_engines_are_known_by_their_command(argv: tuple[str, ...], expected: boo
 class World:
     """A host that answers as it is told to."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory = directory
+        self.monkeypatch = monkeypatch
         self.units: dict[str, UnitState] = {}
         self.processes: list[Process] = []
         self.answers = Answers(health=Answer(200))
@@ -99,6 +116,7 @@ class World:
         self.fingerprints: dict[int, str] = {7: PLAN["fingerprint"]}  # type: ignore[dict-item]
         self.gpus: tuple[tuple[Gpu, ...], tuple[GpuProcess, ...]] = ((), ())
         self.asked: list[str] = []
+        self.listeners: list[Listener] = []
 
     def install(self, **changes: object) -> None:
         plan = {**PLAN, **changes}
@@ -133,7 +151,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    world = World(tmp_path)
+    world = World(tmp_path, monkeypatch)
 
     class Reader:
         def __init__(self, unit: str, state: UnitState) -> None:
@@ -148,7 +166,10 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(processes, "running", lambda: world.processes)
     monkeypatch.setattr(probe, "ask", world.ask)
     monkeypatch.setattr(survey, "gpus_in_use", lambda: world.gpus)
-    monkeypatch.setattr(status, "RUNTIME", tmp_path / "run")
+    monkeypatch.setattr(systemd, "show", lambda units, _properties: {unit: {} for unit in units})
+    monkeypatch.setattr(survey, "marks", lambda: {"driver": "", "kernel": "6.1.0", "gpus": []})
+    monkeypatch.setattr(processes, "listeners", lambda: world.listeners)
+    monkeypatch.setattr(present, "RUNTIME", tmp_path / "run")
     return world
 
 
@@ -317,6 +338,89 @@ def test_others_on_the_gpus(world: World) -> None:
     text = status.lines(seen)
     assert "  GPU 0 (reserved): 4706 MiB, pid 77 (train) of train.service" in text
     assert "  GPU 1 (not reserved): 9 MiB, pid 78" in text
+
+
+# --- drift ---------------------------------------------------------------------------------------
+
+
+def deploy(world: World, **changes: object) -> dict[str, Any]:
+    """Install an instance with its files and its state, as a deploy does."""
+    me = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(os.getegid()).gr_name
+    plan: dict[str, Any] = {
+        **PLAN,
+        "unit_file": str(world.directory / "sglang-chat.service"),
+        "environment_file": str(world.directory / "chat.env"),
+        **changes,
+    }
+    world.install(**plan)
+    files = [
+        File(plan["unit_file"], "[Service]\nNice=1\n", 0o644, *me),
+        File(plan["environment_file"], "\n".join(plan["environment_lines"]), 0o640, *me),
+    ]
+    fileset.apply(fileset.compare(files, []))
+    store = Store(str(world.directory / "instances"), *me)
+    store.stage(plan, files, {"host": {}, "model": {}, "by": {}}, datetime.now(timezone.utc))
+    world.monkeypatch.setattr(status, "Store", lambda _root: store)
+    return plan
+
+
+def told(world: World) -> list[str]:
+    lines = status.lines(world.look(chat="started"))
+    heading = "Changed since the deploy (docs/diff.md says what the next one does)"
+    return lines[lines.index(heading) + 1 :][:1] if heading in lines else []
+
+
+def test_an_instance_as_it_was_deployed_has_no_drift(world: World) -> None:
+    deploy(world)
+    world.units["sglang-chat.service"] = STOPPED
+    assert world.instance(chat="started")["drift"] == []
+    assert told(world) == []
+
+
+def test_a_unit_edited_by_hand_is_told(world: World) -> None:
+    plan = deploy(world)
+    world.units["sglang-chat.service"] = ACTIVE
+    Path(plan["unit_file"]).write_text("[Service]\nNice=2\n", encoding="utf-8")
+    seen = world.look(chat="started")
+    (one,) = seen["instances"]
+    assert one["drift"] == [{"kind": "file", "name": "[Service] Nice", "left": "1", "right": "2"}]
+    assert "changed" in status.lines(seen)[2]
+    assert told(world) == ["  chat: file [Service] Nice: 2, deployed 1"]
+
+
+def test_somebody_on_the_port_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    deploy(world)
+    world.units["sglang-chat.service"] = STOPPED
+    world.listeners = [Listener(ipaddress.ip_address("127.0.0.1"), 30000, 5)]
+    monkeypatch.setattr(processes, "owners", lambda _inodes: {5: BY_HAND})
+    (line,) = told(world)
+    assert line.startswith(
+        "  chat: port 30000: held by pid 99 (python3 -m sglang.launch_server --port 30000)"
+    )
+
+
+def test_a_process_of_another_plan_is_no_drift(world: World, tmp_path: Path) -> None:
+    deploy(world)
+    world.units["sglang-chat.service"] = ACTIVE
+    world.fingerprints[7] = "of an older deploy"
+    place = tmp_path / "proc" / "7"
+    place.mkdir(parents=True)
+    (place / "cmdline").write_bytes(b"sleep\x0060\0")
+    (place / "environ").write_bytes(b"GREETING=bye\0")
+    world.monkeypatch.setattr(processes, "PROC", tmp_path / "proc")
+    assert world.instance(chat="started")["drift"] == []
+    world.fingerprints[7] = str(PLAN["fingerprint"])
+    names = [one["name"] for one in world.instance(chat="started")["drift"]]
+    assert names == ["command", "GREETING"]
+
+
+def test_a_host_that_was_deployed_before_there_were_states(world: World) -> None:
+    world.install()
+    world.units["sglang-chat.service"] = STOPPED
+    assert world.instance(chat="started")["drift"] == []
+
+
+# --- the rest ------------------------------------------------------------------------------------
 
 
 def test_an_empty_host(world: World) -> None:

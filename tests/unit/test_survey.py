@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -216,6 +217,16 @@ def test_gpus_and_who_uses_them_without_the_rest(host: Tools) -> None:
     assert [(user.pid, user.memory_bytes) for user in users] == [(4194305, 4706 * MIB)]
 
 
+def test_what_lies_below_every_instance(host: Tools) -> None:
+    host.place("nvidia-smi", printing(GPUS))
+    assert survey.marks() == {
+        "driver": "580.159.04",
+        "kernel": platform.release(),
+        "gpus": ["0: NVIDIA H200"],
+    }
+
+
 @pytest.mark.usefixtures("host")
 def test_no_driver_no_gpus() -> None:
     assert survey.gpus_in_use() == ((), ())
+    assert survey.marks() == {"driver": "", "kernel": platform.release(), "gpus": []}
