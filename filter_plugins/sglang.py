@@ -12,7 +12,7 @@ if _KIT not in sys.path:
     sys.path.insert(0, _KIT)
 
 from ansible.errors import AnsibleTemplatePluginError  # noqa: E402 - after the path above
-from sglang_kit import breakdown, chart, fingerprint, plan, report, wish  # noqa: E402
+from sglang_kit import breakdown, chart, difference, fingerprint, plan, report, wish  # noqa: E402
 from sglang_kit.problem import ProblemsError  # noqa: E402
 
 if TYPE_CHECKING:
@@ -73,6 +73,11 @@ def sglang_page(plans: list[dict[str, Any]], host: str, measured: Mapping[str, A
     return chart.page(host, plans, measured or {})
 
 
+def sglang_difference(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, Any]:
+    """Compare two states of an instance."""
+    return difference.told(left, right)
+
+
 class FilterModule:
     """Ansible's entry point."""
 
@@ -80,6 +85,7 @@ class FilterModule:
         """Name the filters."""
         return {
             "sglang_actions": sglang_actions,
+            "sglang_difference": sglang_difference,
             "sglang_measured": sglang_measured,
             "sglang_memory": sglang_memory,
             "sglang_page": sglang_page,
