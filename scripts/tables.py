@@ -14,6 +14,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tomllib
 import yaml
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "module_utils"))
 
-from sglang_kit import diagnosis, report  # noqa: E402 - after the path above
+from sglang_kit import diagnosis, difference, engine, gates, report  # noqa: E402 - after the path above
 from sglang_kit.plan import HostSettings, plan_host, read_host  # noqa: E402
 from sglang_kit.problem import ProblemsError  # noqa: E402
 
@@ -155,8 +156,92 @@ def causes(_document: Path) -> str:
     )
 
 
+SYSTEMS = (
+    ("Debian 12", "252", "2.36", (3, 11), "deployed to by the tests"),
+    ("Debian 13", "257", "2.41", (3, 13), "deployed to by the tests"),
+    ("Ubuntu 24.04", "255", "2.39", (3, 12), "meets the needs below"),
+)
+"""System, its systemd, its glibc, its own Python, and how it is known to work."""
+
+
+def systems(_document: Path) -> str:
+    """Say which engines run on each system's own Python."""
+    rows = [
+        f"| {name} | {systemd} | {glibc} | {_dotted(python)} | {_engines_on(python)} | {known} |"
+        for name, systemd, glibc, python, known in SYSTEMS
+    ]
+    head = "| system | systemd | glibc | its Python | engines on it | known to work |"
+    return "\n".join([head, "|---|---|---|---|---|---|", *rows])
+
+
+def _engines_on(python: tuple[int, int]) -> str:
+    every = [engine.facts(version) for version in engine.SUPPORTED]
+    serving = [facts.version for facts in every if facts.python_first <= python <= facts.python_last]
+    return "all" if len(serving) == len(every) else ", ".join(serving) or "none: bring another Python"
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+def needs(_document: Path) -> str:
+    """Say what the gate asks of a host."""
+    rows = (
+        ("systemd", f"{gates.SYSTEMD} or newer"),
+        ("glibc", f"{_dotted(gates.GLIBC)} or newer"),
+        ("NVIDIA driver, for GPUs", f"one that serves CUDA {_dotted(gates.CUDA)} (R580 or newer)"),
+        ("CUDA toolkit, for GPUs", f"{gates.CUDA[0]}.x with `nvcc`"),
+    )
+    return "\n".join(["| what | version |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows)])
+
+
+LOCKS = ROOT / "roles/sglang_engine/files/locks"
+PACKAGES = ("torch", "nvidia-cuda-runtime", "transformers", "flashinfer-python", "sglang-kernel")
+
+
+def engines(_document: Path) -> str:
+    """Say what each version of the engine needs, brings and can do."""
+    head = f"| SGLang | lock | Python | {' | '.join(PACKAGES)} | speculative algorithms |"
+    return "\n".join([head, "|---" * (len(PACKAGES) + 4) + "|", *map(_engine, engine.SUPPORTED)])
+
+
+def _engine(version: str) -> str:
+    facts, lock = engine.facts(version), LOCKS / f"{version}.txt"
+    text = lock.read_text(encoding="utf-8") if lock.exists() else ""
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)", text, re.MULTILINE))
+    cells = (
+        version,
+        "shipped" if text else "",
+        f"{_dotted(facts.python_first)} to {_dotted(facts.python_last)}",
+        *(pins.get(package, "") for package in PACKAGES),
+        ", ".join(facts.algorithms),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def controller(_document: Path) -> str:
+    """Say what the machine needs that runs the playbooks."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    rows = [f"| Python | {project['requires-python']} |"]
+    for need in project["dependencies"]:
+        name, bounds = re.split(r"(?=[<>=])", need, maxsplit=1)
+        rows.append(f"| {name} | {bounds} |")
+    return "\n".join(["| what | version |", "|---|---|", *rows])
+
+
+def kinds(_document: Path) -> str:
+    """List the kinds of differences in their order."""
+    rows = [f"| {kind.title} | {kind.reason} |" for kind in difference.KINDS]
+    return "\n".join(["| what | why it stands here |", "|---|---|", *rows])
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
     "causes": causes,
+    "controller": controller,
+    "engines": engines,
+    "kinds": kinds,
+    "needs": needs,
+    "systems": systems,
     "variables": variables,
     "plan": plan,
     "plan-notes": plan_notes,
