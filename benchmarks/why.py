@@ -1,8 +1,9 @@
 """What does a long log cost? Reading a million lines, and one poll after them.
 
-``python3 benchmarks/why.py [--lines N] [--host NAME]``: the explanation of a log streams through a pipe
-(nothing is stored); with ``--host``, a sandbox host, a unit writes as many lines to the real journal, which
-is then read from its beginning and once more from the cursor.
+``python3 benchmarks/why.py [--lines N] [--host NAME [--journal-gib N]]``: the explanation of a log streams
+through a pipe (nothing is stored); with ``--host``, a sandbox host, a unit writes as many lines to the real
+journal, among others' lines that fill it to the size given; it is then read from its beginning and once more
+from the cursor.
 """
 
 from __future__ import annotations
@@ -28,6 +29,13 @@ for number in range({lines}):
     sys.stdout.write({text!r}.format(number) + "\\n")
 sys.stdout.write("a last line\\n")
 """
+FILL = """
+import base64, os, sys
+for _ in range({lines}):
+    sys.stdout.write(base64.b64encode(os.urandom(30_000)).decode() + "\\n")
+"""
+FILL_BYTES = 31_000
+"""What one of its lines takes in the journal, which compresses it."""
 READ = """
 import json, resource, sys, time
 sys.path.insert(0, "/opt/sglang/kit")
@@ -77,15 +85,14 @@ def streamed(lines: int) -> None:
     show("explain a log, streamed", lines, time.monotonic() - begin, peak)
 
 
-def journalled(host: str, lines: int) -> None:
+def journalled(host: str, lines: int, journal_gib: float) -> None:
     """Let a unit of a sandbox host write the lines, and read them as the readiness check does."""
     ssh = ["ssh", "-F", str(ROOT / ".sandbox" / "ssh" / "config"), host]
-    write = shlex.quote(WRITE.format(lines=lines, text=TEXT))
-    unit = (
-        f"--unit={UNIT} --property=Type=oneshot --remain-after-exit"
-        f" --property=LogRateLimitIntervalSec=1s --property=LogRateLimitBurst={10 * lines}"
-    )
-    subprocess.run([*ssh, f"systemd-run --quiet {unit} /usr/bin/python3 -c {write}"], check=True)
+    others = int(journal_gib * 2**30 / FILL_BYTES)
+    _write(ssh, "fill", FILL.format(lines=others // 2), others)
+    _write(ssh, UNIT, WRITE.format(lines=lines, text=TEXT), lines)
+    _write(ssh, "fill", FILL.format(lines=others - others // 2), others)
+    subprocess.run([*ssh, "journalctl", "--disk-usage"], check=True)
     try:
         cursor, *first = _read([*ssh, "python3", "-I", "-"], "")
         _, *poll = _read([*ssh, "python3", "-I", "-"], cursor)
@@ -93,6 +100,17 @@ def journalled(host: str, lines: int) -> None:
         subprocess.run([*ssh, "systemctl", "stop", UNIT], check=True)
     show("read a journal from its beginning", *first)
     show("poll it from the cursor", *poll)
+
+
+def _write(ssh: list[str], unit: str, program: str, lines: int) -> None:
+    """Run a program as a unit, to its end; none of its lines is dropped."""
+    options = (
+        f"--unit={unit} --property=Type=oneshot --property=RemainAfterExit={'yes' if unit == UNIT else 'no'}"
+        f" --property=LogRateLimitIntervalSec=1s --property=LogRateLimitBurst={10 * lines + 1}"
+    )
+    subprocess.run(
+        [*ssh, f"systemd-run --quiet {options} /usr/bin/python3 -c {shlex.quote(program)}"], check=True
+    )
 
 
 def _read(command: list[str], cursor: str) -> list[Any]:
@@ -108,11 +126,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--lines", type=int, default=1_000_000)
     parser.add_argument("--host", help="a sandbox host with an installed kit")
+    parser.add_argument("--journal-gib", type=float, default=2.0, help="its size with the lines of others")
     options = parser.parse_args()
     print(f"{'what':<34} {'lines':>9} {'seconds':>9} {'peak (MiB)':>10}")
     streamed(options.lines)
     if options.host:
-        journalled(options.host, options.lines)
+        journalled(options.host, options.lines, options.journal_gib)
     return 0
 
 
