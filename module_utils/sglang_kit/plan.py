@@ -257,7 +257,11 @@ def _plan(
     if instance.args.get("enable-metrics"):
         # One directory an instance, wiped at every start: the engine never removes what it writes there.
         environment.setdefault("PROMETHEUS_MULTIPROC_DIR", f"/run/sglang/{instance.name}")
-    limits = {"start_seconds": START_SECONDS, "stop_seconds": STOP_SECONDS}
+    limits = {
+        "start_seconds": START_SECONDS,
+        "stop_seconds": STOP_SECONDS,
+        "numa_nodes": list(instance.numa_nodes),
+    }
     marks = {
         name: credentials.mark(value, f"{settings.name}/{instance.name}/{name}")
         for name, value in instance.secrets.given.items()
@@ -299,6 +303,7 @@ def _plan(
         "exec_start": unit.command_line(launcher),
         "exec_start_pre": f"+{unit.command_line(gate)}",
         "device_allow": list(NVIDIA_DEVICES) if instance.gpus else [],
+        "stage_seconds": dict(instance.stage_seconds),
         "description": unit.value(f"SGLang {instance.name} ({instance.served_model_name})"),
         "plan_file": f"{place}.plan.json",
         "environment_file": f"{place}.env",
