@@ -357,6 +357,12 @@ def test_faults_of_memory_are_reported_with_all_others() -> None:
     assert "ask for at most 23 requests" in too_many
 
 
+def test_numa_nodes_and_patience_are_handed_on() -> None:
+    planned = plan(numa_nodes=[0, 1], stage_seconds={"weights": 3600})
+    assert (planned["numa_nodes"], planned["stage_seconds"]) == ([0, 1], {"weights": 3600})
+    assert planned["fingerprint"] != plan()["fingerprint"] == plan(stage_seconds={"weights": 1})["fingerprint"]
+
+
 @pytest.mark.parametrize("host", [{"memory_gib": "15"}, {"seen_memory_bytes": 15 * GIB}])
 def test_main_memory_is_counted(host: dict[str, Any]) -> None:
     first, second = definition(**WISH), definition(**{**WISH, "name": "code", "port": 30100, "gpus": [2]})
