@@ -173,6 +173,7 @@ def look_at(
             "asked": plan["concurrency"] if plan else None,
             "effective": _effective(answers, proof),
         },
+        "models": _models(plan or {}),
         "orphans": ours,
     }
 
@@ -217,6 +218,12 @@ def _is_of(process: Process, plan: Mapping[str, Any]) -> bool:
     port = str(plan["port"])
     on_port = f"--port={port}" in words or ("--port", port) in zip(words, words[1:])
     return on_port or systemd.running_fingerprint(process.pid) == plan["fingerprint"]
+
+
+def _models(plan: Mapping[str, Any]) -> list[str]:
+    """Name the directories that an instance is served from."""
+    named = (plan.get("model"), plan.get("draft_model"))
+    return [str(Path(path).resolve()) for path in named if path]
 
 
 def _stage(unit: UnitState, verdict: Verdict | None) -> str:

@@ -289,6 +289,7 @@ def test_what_was_never_deployed_and_what_left_the_inventory(world: World) -> No
     assert (old["name"], old["wanted"], old["state"]) == ("chat", "absent", "ready")
     assert (new["name"], new["wanted"], new["state"]) == ("new", "started", "not_installed")
     assert new["fingerprint"] == {"wanted": None, "running": None}
+    assert (old["models"], new["models"]) == (["/srv/models/chat"], [])
 
 
 @pytest.mark.parametrize(
