@@ -12,7 +12,7 @@ if _KIT not in sys.path:
     sys.path.insert(0, _KIT)
 
 from ansible.errors import AnsibleTemplatePluginError  # noqa: E402 - after the path above
-from sglang_kit import breakdown, chart, difference, fingerprint, plan, report, wish  # noqa: E402
+from sglang_kit import breakdown, chart, difference, fingerprint, lockfile, plan, report, wish  # noqa: E402
 from sglang_kit.problem import ProblemsError  # noqa: E402
 
 if TYPE_CHECKING:
@@ -40,6 +40,14 @@ def sglang_secrets(instances: object, host: Mapping[str, Any]) -> list[dict[str,
 def sglang_actions(plans: list[dict[str, Any]], observed: Mapping[str, Any]) -> list[dict[str, str]]:
     """Say what must be started, restarted or stopped."""
     return fingerprint.actions(plans, observed)
+
+
+def sglang_lock(text: str, version: str, wheels: Mapping[str, str]) -> str:
+    """Return the lock that installs a version, with wheels of one's own in it."""
+    try:
+        return lockfile.effective(text, version=version, wheels=wheels)
+    except ProblemsError as error:
+        raise AnsibleTemplatePluginError(str(error)) from error
 
 
 def sglang_report(plans: list[dict[str, Any]], verdicts: Mapping[str, Any] | None = None) -> list[str]:
@@ -86,6 +94,7 @@ class FilterModule:
         return {
             "sglang_actions": sglang_actions,
             "sglang_difference": sglang_difference,
+            "sglang_lock": sglang_lock,
             "sglang_measured": sglang_measured,
             "sglang_memory": sglang_memory,
             "sglang_page": sglang_page,

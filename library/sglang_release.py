@@ -44,6 +44,20 @@ options:
     description: What units get as E(PATH), E(CUDA_HOME) and E(LD_LIBRARY_PATH); the import test runs with it.
     type: dict
     default: {}
+  packages:
+    description: A directory of wheels on the host that is looked into, too.
+    type: path
+  bundle:
+    description: A bundle of wheels on the host (C(make bundle)), checked file by file.
+    type: path
+  index:
+    description: Whether the package index is asked; otherwise O(packages) or O(bundle) holds everything.
+    type: bool
+    default: true
+  probe:
+    description: Whether this is a build of one's own, whose flags and algorithms are read from the package.
+    type: bool
+    default: false
 attributes:
   check_mode: {description: Predicts the same change; nothing is built., support: full}
   diff_mode: {description: Shows C(current) and the release before and after., support: full}
@@ -71,10 +85,18 @@ complete:
   type: bool
   returned: always
   sample: true
+build:
+  description: With O(probe), the flags and speculative algorithms that were found; empty before that.
+  type: dict
+  returned: always
+  sample:
+    flags: [[--page-size, value, int, page_size, ""]]
+    algorithms: [DDTREE, EAGLE]
 """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_kit import release
+from ansible.module_utils.sglang_kit.problem import ProblemsError
 
 ARGUMENTS = {
     "version": {"type": "str", "required": True},
@@ -85,13 +107,20 @@ ARGUMENTS = {
     "uv": {"type": "str"},
     "uv_cache": {"type": "path", "default": "/opt/sglang/uv-cache"},
     "unit_environment": {"type": "dict", "default": {}},
+    "packages": {"type": "path"},
+    "bundle": {"type": "path"},
+    "index": {"type": "bool", "default": True},
+    "probe": {"type": "bool", "default": False},
 }
 
 
 def main() -> None:
     """Compare, build, switch."""
     module = AnsibleModule(
-        argument_spec=ARGUMENTS, required_by={"lock_file": ["uv"]}, supports_check_mode=True
+        argument_spec=ARGUMENTS,
+        required_by={"lock_file": ["uv"]},
+        mutually_exclusive=[("packages", "bundle")],
+        supports_check_mode=True,
     )
     wanted = module.params
     root = wanted["root"]
@@ -104,10 +133,14 @@ def main() -> None:
             uv=wanted["uv"],
             uv_cache=wanted["uv_cache"],
             unit=wanted["unit_environment"],
+            packages=wanted["packages"] or "",
+            bundle=wanted["bundle"] or "",
+            index=wanted["index"],
+            probe=wanted["probe"],
         )
         try:
             release.build(root=root, release=this, how=how)
-        except release.BuildError as error:
+        except ProblemsError as error:
             module.fail_json(msg=f"{error}\nNothing was switched: current is {before.current or 'not set'}.")
     due = wanted["lock_file"] or before.complete
     if due and before.current != this.name and not module.check_mode:
@@ -117,6 +150,7 @@ def main() -> None:
         changed=before != after,
         path=release.path(root, this),
         complete=after.complete,
+        build=release.found(root, this) if wanted["probe"] else {},
         diff={"before": before.text(this), "after": after.text(this)},
     )
 

@@ -17,19 +17,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "module_utils"))
+
+from sglang_kit.engine import SUPPORTED  # noqa: E402 - after the path above
+from sglang_kit.engine_probe import KINDS, TYPES  # noqa: E402 - likewise
+
 DUMPS = ROOT / "tests" / "fixtures" / "flags"
 TARGET = ROOT / "module_utils" / "sglang_kit" / "engine_flags.py"
 BEGIN = '_TABLE = """\n'
 END = '"""  # noqa: E501 - the generated rows end here\n'
-
-KINDS = {"0": "switch", "None": "value", "?": "optional", "+": "values", "*": "any"}
-_TYPES = {
-    "int": "int",
-    "float": "float",
-    "human_readable_int": "size",
-    "loads": "json",
-    "json_list_type": "json",
-}
 
 # What took a removed flag's place where the parser's own deprecation does not say it.
 _SUCCESSORS = {
@@ -95,7 +91,7 @@ def _line(
         versions[0],
         versions[-1],
         KINDS[str(last["nargs"])],
-        _TYPES.get(last["type"], "text"),
+        TYPES.get(last["type"], "text"),
         last["dest"],
         _successor(option, last, lives, newest) if versions[-1] != newest else "",
         stable,
@@ -115,9 +111,6 @@ def _successor(
 
 def read_dumps() -> dict[str, dict[str, dict[str, Any]]]:
     """Read the recorded dumps, oldest version first."""
-    sys.path.insert(0, str(ROOT / "module_utils"))
-    from sglang_kit.engine import SUPPORTED  # noqa: PLC0415 - the path is set just above
-
     return {version: json.loads((DUMPS / f"{version}.json").read_text()) for version in SUPPORTED}
 
 

@@ -58,7 +58,9 @@ _VARIABLES = {
 
 def check_arguments(instance: Instance, facts: EngineFacts) -> list[Problem]:
     """Judge ``args`` and ``env``: exact names of this version, none that a key of the instance says."""
-    keys = {field(facts, facts.flag(meaning)): key for meaning, key in OWNERS.items()}
+    keys = {
+        field(facts, facts.flag(meaning)): key for meaning, key in OWNERS.items() if facts.has_flag(meaning)
+    }
     owned = [
         _owned(instance, f"args.{flag}", key)
         for flag in instance.args
@@ -67,12 +69,12 @@ def check_arguments(instance: Instance, facts: EngineFacts) -> list[Problem]:
     owned += [
         _owned(instance, f"env.{name}", key) for name, key in _VARIABLES.items() if name in instance.env
     ]
-    return [*owned, *check_flags(facts.version, user_words(instance), where=instance.name)]
+    return [*owned, *check_flags(facts.version, user_words(instance), build=facts.build, where=instance.name)]
 
 
 def field(facts: EngineFacts, flag: str) -> str:
     """Name the engine's field of a flag, which all its aliases share; the flag itself where it is unknown."""
-    known = known_flags(facts.version).get(flag)
+    known = known_flags(facts.version, facts.build).get(flag)
     return known.field if known else flag
 
 

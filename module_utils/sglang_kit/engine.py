@@ -10,9 +10,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .problem import Problem, ProblemsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 SUPPORTED = ("0.5.11", "0.5.12.post1", "0.5.15.post1", "0.5.18", "0.5.20", "0.5.23")
 
@@ -30,6 +33,32 @@ _ALGORITHM_OF_METHOD = {
 
 class UnknownVersionError(ProblemsError):
     """A version that has no row in the table."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """What was found in a build of one's own (``engine_probe.py``).
+
+    ``flags`` are rows of name, kind, type, field and choices joined by ``|``; None before it is installed,
+    when nothing but the engine itself can say what it takes.
+    """
+
+    flags: tuple[tuple[str, ...], ...] | None = None
+    algorithms: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the flags."""
+        return frozenset(row[0] for row in self.flags or ())
+
+
+def read_build(raw: Mapping[str, Any] | None) -> Build | None:
+    """Read what a probe wrote; nothing in it stands for a build that is not installed yet."""
+    if raw is None:
+        return None
+    flags = raw.get("flags")
+    rows = None if flags is None else tuple(tuple(row) for row in flags)
+    return Build(rows, tuple(raw.get("algorithms", ())))
 
 
 @dataclass(frozen=True)
@@ -53,6 +82,7 @@ class EngineFacts:
 
     version: str
     basis: str  # the supported version whose row answers (differs from version only where untested)
+    build: Build | None  # what was found in a build of one's own; None for a released engine
 
     # Order and size of the pools
     stream_pool_mib: int  # taken between the engine's own baseline and "Load weight begin"
@@ -124,8 +154,12 @@ class EngineFacts:
     def flag(self, meaning: str) -> str:
         """Name of the flag that means ``meaning`` in this version.
 
-        Raises ``KeyError`` for a meaning that the version cannot express: callers know their meanings.
+        Raises ``KeyError`` for a meaning that the version cannot express: callers know their meanings;
+        ``ProblemsError`` for one that a build of one's own has lost.
         """
+        if self.build is not None and not self.has_flag(meaning):
+            lost = f"this build of SGLang {self.version} has no flag for {meaning.replace('_', ' ')}"
+            raise ProblemsError([Problem("", "engine_version", lost)])
         return dict(self.flags)[meaning]
 
     def has_flag(self, meaning: str) -> bool:
@@ -400,13 +434,16 @@ _HISTORY: dict[str, tuple[tuple[str, Any], ...]] = {
     "python_last": (("0.5.11", (3, 12)),),
 }
 
-_VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})(?:\.post(\d{1,6}))?")
+_VERSION = re.compile(
+    r"(\d{1,6})\.(\d{1,6})\.(\d{1,6})(?:\.?post(\d{1,6}))?"
+    r"(?:(?:a|b|rc)\d{1,6})?(?:\.?dev\d{1,6})?(?:\+[a-z0-9.]+)?"
+)
 
 
 def version_key(version: str) -> tuple[int, ...]:
-    """Read a released version as a sortable tuple, ``.postN`` last.
+    """Read a version as a sortable tuple, ``.postN`` last; what builds of one's own append is left out.
 
-    Raises ``UnknownVersionError`` for anything but ``X.Y.Z`` or ``X.Y.Z.postN``.
+    Raises ``UnknownVersionError`` for anything but ``X.Y.Z`` and what may follow it (PEP 440).
     """
     match = _VERSION.fullmatch(version)
     if match is None:
@@ -415,26 +452,34 @@ def version_key(version: str) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)
-def facts(
-    version: str, *, allow_untested: bool = False, extra_algorithms: tuple[str, ...] = ()
-) -> EngineFacts:
+def facts(version: str, *, allow_untested: bool = False, build: Build | None = None) -> EngineFacts:
     """Facts of ``version``.
 
     ``allow_untested`` answers for another release with the newest supported one that is not after it
-    (the oldest where there is none). ``extra_algorithms`` are the speculative algorithms which a probe
-    of the installed engine found besides the released ones (forks and plugins register more).
+    (the oldest where there is none). A ``build`` of one's own has the flags and algorithms that were found
+    in it, whatever it calls its version; before it is installed, any algorithm.
     Raises ``UnknownVersionError`` with the supported versions.
     """
     basis = version if version in SUPPORTED else _nearest(version, allow_untested=allow_untested)
     values = {name: _at(history, basis) for name, history in _HISTORY.items()}
-    values["algorithms"] += tuple(name for name in extra_algorithms if name not in values["algorithms"])
-    flags = ((meaning, _at(history, basis)) for meaning, history in _FLAGS.items())
+    if build is not None:
+        values["algorithms"] = build.algorithms or tuple(_ALGORITHM_OF_METHOD.values())
+    flags = ((meaning, _name(history, basis, build)) for meaning, history in _FLAGS.items())
     return EngineFacts(
         version=version,
         basis=basis,
+        build=build,
         flags=tuple((meaning, flag) for meaning, flag in flags if flag is not None),
         **values,
     )
+
+
+def _name(history: tuple[tuple[str, Any], ...], basis: str, build: Build | None) -> Any:  # noqa: ANN401 - as _at
+    """Name a flag as its version does, or as a build does that names it as another version."""
+    name = _at(history, basis)
+    if build is None or build.flags is None or name in build.names:
+        return name
+    return next((other for _, other in reversed(history) if other in build.names), None)
 
 
 def _at(history: tuple[tuple[str, Any], ...], version: str) -> Any:  # noqa: ANN401 - rows differ in type

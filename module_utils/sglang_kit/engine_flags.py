@@ -18,6 +18,8 @@ from .problem import Problem
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from .engine import Build
+
 # name, first version, last version, kind, type of each value, field that it sets (the same for a flag and
 # its aliases), successor once removed, choices (where they are the same in all versions); "-" for none.
 # Kinds: switch takes no value, value one, optional none or one, values one or more, any none or more.
@@ -645,12 +647,15 @@ def all_flags() -> Mapping[str, Flag]:
     return {flag.name: flag for flag in map(_flag, _TABLE.strip().splitlines())}
 
 
-@lru_cache(maxsize=len(SUPPORTED))
-def known_flags(version: str) -> Mapping[str, Flag]:
+@lru_cache(maxsize=2 * len(SUPPORTED))
+def known_flags(version: str, build: Build | None = None) -> Mapping[str, Flag]:
     """Index the flags of one version by name; an untested release answers as the version it is based on.
 
+    A build of one's own answers with the flags that were found in it, once it is installed.
     Raises ``UnknownVersionError`` where ``version`` is no release number.
     """
+    if build is not None and build.flags is not None:
+        return {row[0]: _own(version, row) for row in build.flags}
     position = _INDEX[facts(version, allow_untested=True).basis]
     return {
         name: flag
@@ -659,13 +664,16 @@ def known_flags(version: str) -> Mapping[str, Flag]:
     }
 
 
-def check_flags(version: str, args: Sequence[str], *, where: str = "", key: str = "args") -> list[Problem]:
+def check_flags(
+    version: str, args: Sequence[str], *, build: Build | None = None, where: str = "", key: str = "args"
+) -> list[Problem]:
     """Judge command-line words by the version's parser: names exact, values present and of their type.
 
     ``args`` are words as SGLang would get them (``--flag value`` or ``--flag=value``). Returns every
-    problem, each with the nearest flag or value that works.
+    problem, each with the nearest flag or value that works. A flag that is not known is no problem of a
+    ``build`` that is not installed yet.
     """
-    known = known_flags(version)
+    known = known_flags(version, build)
     problems: list[Problem] = []
     words = list(args)
     while words:
@@ -677,11 +685,16 @@ def check_flags(version: str, args: Sequence[str], *, where: str = "", key: str 
         flag = known.get(name)
         count = 0 if equals else _values_ahead(words, flag)
         values, words = [inline] if equals else words[:count], words[count:]
-        if flag is None:
-            problems.append(_unknown(version, name, where, key))
-        else:
+        if flag is not None:
             problems += [Problem(where, f"{key}.{name}", *fault) for fault in _faults(flag, values)]
+        elif build is None or build.flags is not None:
+            problems.append(_unknown(version, build, name, where, key))
     return problems
+
+
+def _own(version: str, row: Sequence[str]) -> Flag:
+    name, kind, value_type, field, choices = row
+    return Flag(name, version, version, kind, value_type, field, "", tuple(filter(None, choices.split("|"))))
 
 
 def _flag(line: str) -> Flag:
@@ -720,10 +733,10 @@ def _faults(flag: Flag, values: list[str]) -> list[tuple[str, str]]:
     ]
 
 
-def _unknown(version: str, name: str, where: str, key: str) -> Problem:
+def _unknown(version: str, build: Build | None, name: str, where: str, key: str) -> Problem:
     """Say why a version has no such flag: removed, not yet there, abbreviated or misspelt."""
-    known = known_flags(version)
-    other = all_flags().get(name)
+    known = known_flags(version, build)
+    other = all_flags().get(name) if build is None else None
     if other is not None and _INDEX[other.first] > _INDEX[facts(version, allow_untested=True).basis]:
         return Problem(where, f"{key}.{name}", f"SGLang {version} has no {name}: it came with {other.first}")
     if other is not None:

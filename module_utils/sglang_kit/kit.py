@@ -31,15 +31,19 @@ def sources() -> dict[str, str]:
     return texts
 
 
+def texts() -> dict[str, str]:
+    """Lay the kit out as a directory that Python runs: name below it -> text."""
+    return {"__main__.py": _MAIN, **{f"sglang_kit/{name}": text for name, text in sources().items()}}
+
+
 def files(root: str, directory: str = "/usr/local/bin") -> tuple[File, ...]:
     """Lay the kit out below ``root``: ``kits/<hash>/`` and the link ``kit`` that points to it.
 
     What people type lies in ``directory``.
     """
-    texts = {f"sglang_kit/{name}": text for name, text in sources().items()}
-    texts["__main__.py"] = _MAIN
-    digest = hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:12]
-    placed = [File(f"{root}/kits/{digest}/{name}", text) for name, text in sorted(texts.items())]
+    named = sorted(texts().items())
+    digest = hashlib.sha256(repr(named).encode()).hexdigest()[:12]
+    placed = [File(f"{root}/kits/{digest}/{name}", text) for name, text in named]
     commands = [
         File(f"{directory}/sglang-{verb}", _COMMAND.format(root=root, verb=verb), mode=0o755)
         for verb in _FOR_PEOPLE

@@ -48,6 +48,8 @@ class HostSettings:
     release: str
     accelerator: str = "none"
     allow_untested: bool = False
+    build: Mapping[str, Any] | None = None
+    """What was found in a build of one's own, empty before it is installed; None for a released engine."""
     gpu_count: int | None = None
     gpus: tuple[Mapping[str, Any], ...] = ()
     """What the inventory declares of the GPUs, as in ``sglang_host_gpus``."""
@@ -125,7 +127,11 @@ def plan_host(
     """
     found = Collector()
     try:
-        facts = engine.facts(settings.engine_version, allow_untested=settings.allow_untested)
+        facts = engine.facts(
+            settings.engine_version,
+            allow_untested=settings.allow_untested,
+            build=engine.read_build(settings.build),
+        )
     except ProblemsError as unknown:
         found.problems += unknown.problems
         facts = engine.facts(engine.SUPPORTED[-1])

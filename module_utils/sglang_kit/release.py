@@ -16,8 +16,10 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from . import bundle
+from .kit import sources
 from .platform_facts import missing_libraries
 from .problem import Problem, ProblemsError
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 MARKER = "sglang-release.json"
+PROBE = "sglang-build.json"
+"""What was found in a build of one's own (``engine_probe.py``)."""
 DRIVER = "libcuda.so.1"
 IMPORTS = ("sglang.launch_server", "sglang.srt.entrypoints.http_server", "sglang.srt.managers.scheduler")
 """What a starting server imports; this also leaves their bytecode, which the unit may not write."""
@@ -48,7 +52,9 @@ class Build:
     """How a release is built. Paths are absolute; ``uv`` is a requirement with its hash.
 
     ``unit`` is the environment that units get (PATH, CUDA_HOME, LD_LIBRARY_PATH). Downloads follow the
-    environment of this process (proxies, certificates, indexes).
+    environment of this process (proxies, certificates, indexes). ``packages`` is a directory of wheels, or
+    ``bundle`` a file of them; ``index`` says whether an index is asked besides. ``probe`` asks for what is
+    found in a build of one's own.
     """
 
     lock_file: str
@@ -56,6 +62,10 @@ class Build:
     uv: str
     uv_cache: str
     unit: Mapping[str, str]
+    packages: str = ""
+    bundle: str = ""
+    index: bool = True
+    probe: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +99,15 @@ def is_complete(root: str, release: Release) -> bool:
     return isinstance(found, dict) and {**found, **asdict(release)} == found
 
 
+def found(root: str, release: Release) -> dict[str, Any]:
+    """Read what was found in a build of one's own; nothing before it is installed."""
+    try:
+        content: dict[str, Any] = json.loads(Path(path(root, release), PROBE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return content
+
+
 def path(root: str, release: Release) -> str:
     """Directory of a release."""
     return f"{root}/releases/{release.name}"
@@ -114,29 +133,32 @@ def switch(root: str, release: Release) -> None:
 def build(*, root: str, release: Release, how: Build) -> None:
     """Build a release; another build on this host is waited for, and what it left half-done is removed.
 
-    Raises ``BuildError``; what stood before still stands then.
+    Raises ``ProblemsError``; what stood before still stands then.
     """
     place = Path(path(root, release))
-    with _only_one(root), _scratch(place) as building:
+    with only_one(root), _scratch(place) as building, _packages(root, release, how) as packages:
         if is_complete(root, release):
             return
-        uv = _uv(root, how)
+        uv = _uv(root, how, packages)
         python = str(building / "bin/python")
         # Relocatable: the scripts in bin/ find their interpreter after the rename.
         _run(uv, "venv", "--quiet", "--relocatable", "--python", how.python, str(building))
         # Wheels only: building from source wants compilers that a GPU host does not have.
         sync = ("pip", "sync", "--quiet", "--require-hashes", "--no-build", "--cache-dir", how.uv_cache)
-        _run(uv, *sync, "--python", python, how.lock_file)
+        _run(uv, *sync, *_where(how, packages, "--offline"), "--python", python, how.lock_file)
         problems = smoke_test(building, release.version, how.unit)
         if problems:
             raise BuildError(problems)
+        if how.probe:
+            (building / PROBE).write_text(_probe(python, how.unit), encoding="utf-8")
         (building / MARKER).write_text(marker(release, how.python), encoding="utf-8")
         shutil.rmtree(place, ignore_errors=True)
         building.replace(place)
 
 
 @contextlib.contextmanager
-def _only_one(root: str) -> Iterator[None]:
+def only_one(root: str) -> Iterator[None]:
+    """Wait until nobody else builds or removes releases of this host, and keep others from it."""
     with Path(root, "releases", ".lock").open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -153,7 +175,23 @@ def _scratch(place: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _uv(root: str, how: Build) -> str:
+@contextlib.contextmanager
+def _packages(root: str, release: Release, how: Build) -> Iterator[str]:
+    """Give the directory that holds wheels, "" for none."""
+    if how.bundle:
+        with _scratch(Path(root, "releases", "packages")) as place:
+            yield str(bundle.unpack(Path(how.bundle), place, lock=release.lock))
+    else:
+        yield how.packages
+
+
+def _where(how: Build, packages: str, *without_index: str) -> tuple[str, ...]:
+    """Say to pip or uv where wheels are to be looked for."""
+    links = ("--find-links", packages) if packages else ()
+    return links if how.index else ("--no-index", *without_index, *links)
+
+
+def _uv(root: str, how: Build, packages: str) -> str:
     """Path of uv; the wheel of the wanted hash is installed where it is not there yet."""
     place = Path(root, "uv", how.uv.partition("==")[2].split()[0])
     if not place.is_dir():
@@ -162,7 +200,8 @@ def _uv(root: str, how: Build) -> str:
             requirement = building / "requirements.txt"
             requirement.write_text(how.uv, encoding="utf-8")
             pip = ("-I", "-m", "pip", "install", "--quiet", "--require-hashes", "--only-binary", ":all:")
-            _run(str(building / "bin/python"), *pip, "--requirement", str(requirement))
+            where = _where(how, packages)
+            _run(str(building / "bin/python"), *pip, *where, "--requirement", str(requirement))
             building.replace(place)
     return str(place / "bin/uv")
 
@@ -182,13 +221,33 @@ def _run(*argv: str) -> None:
         raise BuildError([Problem("", "", said)])
 
 
+def _probe(python: str, unit: Mapping[str, str]) -> str:
+    """Ask a build of one's own what it takes."""
+    with tempfile.TemporaryDirectory() as home:
+        outcome = subprocess.run(
+            [python, "-I", "-W", "ignore", "-c", sources()["engine_probe.py"]],
+            check=False,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            cwd=home,
+            env={**unit, "HOME": home, "XDG_CACHE_HOME": home, "LC_ALL": "C.UTF-8"},
+        )
+    if outcome.returncode:
+        said = f"its flags cannot be read: {first_error(outcome.stderr)}\n{outcome.stderr.rstrip()}"
+        raise BuildError([Problem("", "", said)])
+    return outcome.stdout
+
+
 def smoke_test(venv: Path, version: str, unit: Mapping[str, str]) -> list[Problem]:
     """Import what a server imports, and look for shared libraries that the kernels miss.
 
     ``unit`` is the environment that units get (PATH, LD_LIBRARY_PATH, CUDA_HOME).
     """
     site = next(venv.glob("lib/python3.*/site-packages"))
-    statement = f"import sglang; print(sglang.__version__, flush=True); import {', '.join(IMPORTS)}"
+    # The package's own version: builds of one's own may not keep sglang.__version__ in step with it.
+    said = "from importlib.metadata import version; print(version('sglang'), flush=True)"
+    statement = f"{said}; import {', '.join(IMPORTS)}"
     with tempfile.TemporaryDirectory() as home:
         imported = subprocess.run(
             [str(venv / "bin/python"), "-I", "-W", "ignore", "-c", statement],

@@ -189,7 +189,7 @@ def read_argv(
 
     Raises ``ProblemsError`` with every word that the version's parser would refuse.
     """
-    problems = check_flags(facts.version, argv, where=where, key="argv")
+    problems = check_flags(facts.version, argv, build=facts.build, where=where, key="argv")
     if problems:
         raise ProblemsError(problems)
     given = _given(argv, facts)
@@ -215,7 +215,7 @@ def read_argv(
 
 def _given(argv: Sequence[str], facts: EngineFacts) -> dict[str, list[str]]:
     """Values by the parser's field, so that a flag and its aliases are one; the last one wins."""
-    known = known_flags(facts.version)
+    known = known_flags(facts.version, facts.build)
     given: dict[str, list[str]] = {}
     for word in argv:
         name, equals, inline = word.partition("=")
@@ -228,7 +228,7 @@ def _given(argv: Sequence[str], facts: EngineFacts) -> dict[str, list[str]]:
 
 
 def _field(facts: EngineFacts, meaning: str) -> str:
-    return known_flags(facts.version)[facts.flag(meaning)].field
+    return known_flags(facts.version, facts.build)[facts.flag(meaning)].field
 
 
 def _value(values: list[str], read: Callable[[str], Any], problems: list[Problem], key: str) -> Any:  # noqa: ANN401 - fields differ in type

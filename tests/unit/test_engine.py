@@ -2,7 +2,15 @@ from __future__ import annotations
 
 import pytest
 from sglang_kit import engine
-from sglang_kit.engine import STRATEGY_METHODS, SUPPORTED, UnknownVersionError, facts, version_key
+from sglang_kit.engine import (
+    STRATEGY_METHODS,
+    SUPPORTED,
+    Build,
+    UnknownVersionError,
+    facts,
+    read_build,
+    version_key,
+)
 from sglang_kit.engine_flags import all_flags, check_flags, known_flags
 from sglang_kit.problem import ProblemsError
 
@@ -72,7 +80,52 @@ def test_methods(version: str) -> None:
     ]
     with pytest.raises(ProblemsError, match=r"no speculative algorithm for 'ddtree'; use one of none, mtp"):
         found.algorithm("ddtree")
-    assert facts(version, extra_algorithms=("DDTREE", "EAGLE")).algorithm("ddtree") == "DDTREE"
+
+
+BUILD = Build(
+    flags=(
+        ("--model-path", "value", "text", "model_path", ""),
+        ("--mamba-scheduler-strategy", "value", "text", "mamba_strategy", "auto|no_buffer"),
+        ("--speculative-tree-budget", "value", "int", "speculative_tree_budget", ""),
+    ),
+    algorithms=("DDTREE", "EAGLE"),
+)
+
+
+def test_a_build_has_the_algorithms_and_flags_that_were_found_in_it() -> None:
+    found = facts("0.5.23+ours.2", allow_untested=True, build=BUILD)
+    assert found.basis == "0.5.23"
+    assert found.algorithm("ddtree") == "DDTREE"
+    with pytest.raises(ProblemsError, match="no speculative algorithm for 'ngram'"):
+        found.algorithm("ngram")
+    assert found.flag("mamba_strategy") == "--mamba-scheduler-strategy", "as older versions named it"
+    with pytest.raises(ProblemsError, match=r"this build of SGLang 0.5.23\+ours.2 has no flag for kv dtype"):
+        found.flag("kv_dtype")
+
+
+def test_a_build_that_is_not_installed_yet_is_given_the_benefit_of_the_doubt() -> None:
+    found = facts("0.5.23", build=Build())
+    assert found.algorithm("ddtree") == "DDTREE"
+    assert found.flag("mamba_strategy") == "--mamba-radix-cache-strategy"
+    words = ["--speculative-tree-budget", "64", "--page-size", "x"]
+    assert [problem.key for problem in check_flags("0.5.23", words, build=Build())] == ["args.--page-size"]
+
+
+def test_the_flags_of_a_build_are_judged_by_what_was_found_in_it() -> None:
+    assert check_flags("0.5.23", ["--speculative-tree-budget", "64"], build=BUILD) == []
+    words = ["--speculative-tree-budget", "x", "--mamba-scheduler-strategy", "x", "--page-size", "1"]
+    assert [str(problem) for problem in check_flags("0.5.23", words, build=BUILD)] == [
+        "args.--speculative-tree-budget: 'x' is no int",
+        "args.--mamba-scheduler-strategy: 'x' is not a choice; use one of auto, no_buffer",
+        "args.--page-size: SGLang 0.5.23 has no flag --page-size",
+    ]
+
+
+def test_what_a_probe_wrote_is_read_as_a_build() -> None:
+    rows = [list(row) for row in BUILD.flags or ()]
+    assert read_build({"flags": rows, "algorithms": ["DDTREE", "EAGLE"]}) == BUILD
+    assert read_build({}) == Build()
+    assert read_build(None) is None
 
 
 def test_control_facts_by_version() -> None:
@@ -102,7 +155,14 @@ def test_unknown_versions_name_the_supported_ones(version: str) -> None:
 
 @pytest.mark.parametrize(
     ("version", "basis"),
-    [("0.5.13", "0.5.12.post1"), ("0.5.15", "0.5.12.post1"), ("0.4.0", "0.5.11"), ("0.6.0", "0.5.23")],
+    [
+        ("0.5.13", "0.5.12.post1"),
+        ("0.5.15", "0.5.12.post1"),
+        ("0.4.0", "0.5.11"),
+        ("0.6.0", "0.5.23"),
+        ("0.5.24.dev12+g1a2b3c", "0.5.23"),
+        ("0.5.18rc1", "0.5.18"),
+    ],
 )
 def test_untested_versions_answer_as_the_newest_before_them(version: str, basis: str) -> None:
     found = facts(version, allow_untested=True)

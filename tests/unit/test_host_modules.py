@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 LOCK = "52d6472cc10699365e4e9630b9b7f219b9c89a7b15d2d135879a1c6e7ca44055"
 NAME = "0.5.23-52d6472cc106"
-NAMES = ("sglang_host_info", "sglang_model_info", "sglang_release")
+NAMES = ("sglang_host_info", "sglang_model_info", "sglang_prune", "sglang_release")
 
 
 @pytest.fixture(params=NAMES)
@@ -194,6 +194,48 @@ def test_a_build_that_fails_leaves_current_alone(release: Release) -> None:
     assert answer["failed"]
     assert answer["msg"] == ("import: ValueError\nNothing was switched: current is 0.5.20-000000000000.")
     assert release.current == "0.5.20-000000000000"
+
+
+def test_what_was_found_in_a_build_of_ones_own_is_returned(release: Release) -> None:
+    complete(release.root)
+    found = {"flags": [["--page-size", "value", "int", "page_size", ""]], "algorithms": ["DDTREE"]}
+    (release.root / "releases" / NAME / "sglang-build.json").write_text(json.dumps(found), encoding="utf-8")
+    arguments = {"version": "0.5.23", "lock_sha256": LOCK, "root": str(release.root)}
+    answers = [
+        modules.run(release.module, release.capsys, {**arguments, "probe": probe}) for probe in (True, False)
+    ]
+    assert [answer["build"] for answer in answers] == [found, {}]
+
+
+def test_old_releases_are_removed_and_the_dry_run_says_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = modules.load("sglang_prune")
+    monkeypatch.setattr(
+        module.retention, "look", lambda *_: module.retention.Found(("b", "a"), frozenset(), ("/.x",))
+    )
+    removed: list[Any] = []
+    monkeypatch.setattr(module.retention, "remove", lambda *given: removed.append(given))
+    arguments = {"keep": 1, "root": str(tmp_path), "uv_cache": "/cache"}
+    answers = [modules.run(module, capsys, arguments, check=check) for check in (True, False)]
+    assert answers[0] == answers[1]
+    assert (answers[0]["changed"], answers[0]["removed"], answers[0]["kept"]) == (True, ["a"], ["b"])
+    assert answers[0]["diff"] == {"before": "b\na\n/.x\n", "after": "b\n"}
+    assert removed == [(str(tmp_path), ["a"], "/cache")]
+
+
+def test_nothing_is_removed_while_it_is_not_known_what_is_needed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = modules.load("sglang_prune")
+
+    def refuse(*_: object) -> None:
+        raise module.ProblemsError([])
+
+    monkeypatch.setattr(module.retention, "look", refuse)
+    answer = modules.run(module, capsys, {"root": str(tmp_path)})
+    assert answer["failed"]
+    assert answer["msg"].startswith("No release was removed: ")
 
 
 def test_a_lock_needs_a_uv(release: Release) -> None:

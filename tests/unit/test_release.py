@@ -7,10 +7,11 @@ import json
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from sglang_kit import release
+from sglang_kit import bundle, release
+from sglang_kit.problem import ProblemsError
 from sglang_kit.release import Build, BuildError, Release, State
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ RELEASE = Release("0.5.23", "52d6472cc10699365e4e9630b9b7f219b9c89a7b15d2d135879
 NAME = "0.5.23-52d6472cc106"
 
 UV = """\
+echo "$@" >> {root}/uv.calls
 if [ "$1" = venv ]; then
     eval "place=\\${$#}"; mkdir -p "$place/bin" "$place/lib/python3.11/site-packages/sgl_kernel/sm90"
     touch "$place/lib/python3.11/site-packages/sgl_kernel/sm90/common_ops.abi3.so"
@@ -54,13 +56,14 @@ class Root:
     def ldd(self, text: str) -> None:
         self.tools.place("ldd", f"cat <<'END'\n{text}\nEND")
 
-    def build(self) -> None:
+    def build(self, **changes: Any) -> None:  # noqa: ANN401 - as the fields of Build
         how = Build(
             lock_file="/locks/lock.txt",
             python="/usr/bin/python3.11",
             uv="uv==0.13.9 --hash=sha256:00",
             uv_cache="/cache",
             unit={"PATH": f"{self.path.parent}/tools:/usr/bin:/bin", "LD_LIBRARY_PATH": "/drivers"},
+            **changes,
         )
         release.build(root=str(self.path), release=RELEASE, how=how)
 
@@ -151,6 +154,60 @@ def test_the_import_runs_in_the_environment_of_a_unit(root: Root) -> None:
     assert environment["HOME"] == environment["XDG_CACHE_HOME"] != str(Path.home())
     arguments = (root.path / "arguments").read_text(encoding="utf-8")
     assert "import sglang.launch_server, sglang.srt.entrypoints.http_server" in arguments
+
+
+def synced(root: Root) -> str:
+    """Options of the call that installed packages, from where they come on."""
+    (call,) = [
+        line for line in (root.path / "uv.calls").read_text(encoding="utf-8").splitlines() if "sync" in line
+    ]
+    return call.partition("--cache-dir /cache ")[2].partition("--python")[0].strip()
+
+
+@pytest.mark.parametrize(
+    ("where", "options"),
+    [
+        ({}, ""),
+        ({"packages": "/srv/wheels"}, "--find-links /srv/wheels"),
+        ({"packages": "/srv/wheels", "index": False}, "--no-index --offline --find-links /srv/wheels"),
+    ],
+)
+def test_where_packages_come_from(root: Root, where: dict[str, Any], options: str) -> None:
+    root.build(**where)
+    assert synced(root) == options
+
+
+def test_a_bundle_is_unpacked_for_the_build_and_no_longer(root: Root, tmp_path: Path) -> None:
+    wheel = tmp_path / "sglang-0.5.23-py3-none-any.whl"
+    wheel.touch()
+    sources = {f"wheels/{wheel.name}": wheel}
+    checksums = {name: bundle.digest(path) for name, path in sources.items()}
+    bundle.write(tmp_path / "b.tar", bundle.Manifest("0.5.23", RELEASE.lock, ("3.11",), checksums), sources)
+    root.python(f"ls {root.path}/releases/.building-packages > {tmp_path}/seen; echo 0.5.23")
+    root.build(bundle=str(tmp_path / "b.tar"), index=False)
+    assert (tmp_path / "seen").read_text(encoding="utf-8") == f"{wheel.name}\n"
+    assert synced(root) == f"--no-index --offline --find-links {root.path}/releases/.building-packages"
+    assert root.there == {NAME}
+
+
+def test_a_bundle_that_cannot_be_used_leaves_nothing(root: Root, tmp_path: Path) -> None:
+    with pytest.raises(ProblemsError, match="cannot be unpacked"):
+        root.build(bundle=str(tmp_path / "none.tar"), index=False)
+    assert root.there == set()
+
+
+def test_a_build_of_ones_own_is_asked_what_it_can_do(root: Root) -> None:
+    assert release.found(str(root.path), RELEASE) == {}
+    root.python('case "$*" in *add_cli_args*) echo \'{"algorithms": ["DDTREE"]}\';; *) echo 0.5.23;; esac')
+    root.build(probe=True)
+    assert release.found(str(root.path), RELEASE) == {"algorithms": ["DDTREE"]}
+
+
+def test_a_build_of_ones_own_that_cannot_be_asked_does_not_get_its_name(root: Root) -> None:
+    root.python("case \"$*\" in *add_cli_args*) echo 'KeyError: x' >&2; exit 1;; *) echo 0.5.23;; esac")
+    with pytest.raises(BuildError, match="its flags cannot be read: KeyError: x"):
+        root.build(probe=True)
+    assert root.there == set()
 
 
 def test_builds_wait_for_one_another(root: Root) -> None:

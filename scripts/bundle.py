@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Collect what an engine needs into one file, for hosts without a network.
+
+    python scripts/bundle.py 0.5.23
+    python scripts/bundle.py 0.5.23 --python 3.11 --output /mnt/stick/sglang.tar
+    python scripts/bundle.py 0.5.23+ours.1 --lock ours.txt --wheel sglang-0.5.23+ours.1-py3-none-any.whl
+
+It holds the wheels of the lock for each Python, uv's wheel, the kit, and the list of OS packages. Wheels
+come from pip's index, are checked against the lock, and stay in ``dist/wheels`` for the next time. The same
+lock, Pythons and kit make the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import yaml
+from packaging.markers import Marker
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "module_utils"))
+
+from sglang_kit import bundle, engine, gates, kit, lockfile  # noqa: E402 - after the path above
+
+ENGINE_FILES = ROOT / "roles/sglang_engine/files"
+HOST_DEFAULTS = ROOT / "roles/sglang_host/defaults/main.yml"
+PIP = (sys.executable, "-m", "pip")
+NETWORK = ("index-url", "extra-index-url", "find-links", "proxy", "cert", "client-cert", "trusted-host")
+"""Settings of pip that say how its index is reached."""
+PLATFORMS = (
+    *(f"manylinux_2_{minor}_{gates.MACHINE}" for minor in range(gates.GLIBC[1], 4, -1)),
+    *(f"manylinux{name}_{gates.MACHINE}" for name in ("2014", "2010", "1")),
+    f"linux_{gates.MACHINE}",
+)
+
+
+def holding(text: str, python: str) -> list[str]:
+    """List the requirements of a lock that hold on a host with this Python, without their markers."""
+    host = {
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+        "implementation_name": "cpython",
+        "platform_python_implementation": "CPython",
+        "platform_machine": gates.MACHINE,
+        "platform_system": "Linux",
+        "sys_platform": "linux",
+        "os_name": "posix",
+    }
+    return [
+        f"{pin.name}=={pin.version} " + " ".join(f"--hash=sha256:{value}" for value in pin.hashes)
+        for pin in lockfile.pins(text)
+        if not pin.marker or Marker(pin.marker).evaluate(host)
+    ]
+
+
+def environment() -> dict[str, str]:
+    """Variables that let pip reach its index as configured, without what else is configured.
+
+    The constraints of this machine would contradict the lock.
+    """
+    listed = subprocess.run([*PIP, "config", "list"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    pairs = [line.partition("=") for line in listed.splitlines() if not line.startswith(":env:")]
+    configured = {key.rpartition(".")[2]: ast.literal_eval(value) for key, _, value in pairs}
+    kept = {f"PIP_{key.upper().replace('-', '_')}": configured[key] for key in NETWORK if key in configured}
+    return {**kept, **os.environ, "PIP_CONFIG_FILE": os.devnull}
+
+
+def download(requirements: list[str], python: str, target: Path, own: Path | None) -> None:
+    """Let pip find the wheels for hosts with this Python, and check them against their hashes."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("\n".join(requirements))
+        file.flush()
+        subprocess.run(
+            [
+                *(*PIP, "download", "--quiet", "--disable-pip-version-check", "--no-cache-dir"),
+                *("--no-deps", "--require-hashes", "--only-binary", ":all:"),
+                *(
+                    "--implementation",
+                    "cp",
+                    "--python-version",
+                    python,
+                    "--abi",
+                    f"cp{python.replace('.', '')}",
+                ),
+                *(f"--platform={platform}" for platform in PLATFORMS),
+                *(("--find-links", str(own)) if own else ()),
+                *("--dest", str(target), "--requirement", file.name),
+            ],
+            check=True,
+            env=environment(),
+        )
+
+
+def collect(arguments: argparse.Namespace) -> Path:
+    """Write the bundle."""
+    lock = arguments.lock or ENGINE_FILES / "locks" / f"{arguments.version}.txt"
+    wheels = {path.name: bundle.digest(path) for path in arguments.wheel}
+    text = lockfile.effective(lock.read_text(encoding="utf-8"), version=arguments.version, wheels=wheels)
+    facts = engine.facts(arguments.version, allow_untested=True)
+    (major, first), (_, last) = facts.python_first, facts.python_last
+    pythons = sorted(arguments.python or [f"{major}.{minor}" for minor in range(first, last + 1)])
+    checksum = hashlib.sha256(text.encode()).hexdigest()
+    uv = (ENGINE_FILES / "uv.txt").read_text(encoding="utf-8")
+    found = ROOT / "dist/wheels" / f"{checksum[:12]}-{'-'.join(pythons)}"
+    found.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        for path in arguments.wheel:
+            (scratch / path.name).symlink_to(path.resolve())
+        for python in pythons:
+            download([*holding(text, python), uv], python, found, scratch if arguments.wheel else None)
+        packages = yaml.safe_load(HOST_DEFAULTS.read_text(encoding="utf-8"))["sglang_host_packages"]
+        texts = {
+            "lock.txt": text,
+            "packages.txt": "\n".join(packages) + "\n",
+            **{f"kit/{name}": source for name, source in kit.texts().items()},
+        }
+        sources = {f"{bundle.WHEELS}/{path.name}": path for path in found.iterdir()}
+        for name, content in texts.items():
+            sources[name] = scratch / name
+            sources[name].parent.mkdir(parents=True, exist_ok=True)
+            sources[name].write_text(content, encoding="utf-8")
+        manifest = bundle.Manifest(
+            engine_version=arguments.version,
+            lock=checksum,
+            pythons=tuple(pythons),
+            files={name: bundle.digest(path) for name, path in sources.items()},
+        )
+        target: Path = arguments.output or ROOT / "dist" / f"sglang-{arguments.version}-{checksum[:12]}.tar"
+        bundle.write(target, manifest, sources)
+    return target
+
+
+def main() -> None:
+    """Read the command line; write one bundle and its SHA-256."""
+    parser = argparse.ArgumentParser(description="Collect what an engine needs into one file.")
+    parser.add_argument("version", help="SGLang version, as in sglang_engine_version")
+    parser.add_argument("--lock", type=Path, help="a lock of your own (default: the shipped one)")
+    parser.add_argument("--wheel", type=Path, action="append", default=[], help="a wheel of your own")
+    parser.add_argument(
+        "--python", action="append", help="as in 3.11 (default: all that the version supports)"
+    )
+    parser.add_argument("--output", type=Path, help="the file (default: below dist/)")
+    target = collect(parser.parse_args())
+    sys.stdout.write(f"{bundle.digest(target)}  {target}\n")
+
+
+if __name__ == "__main__":
+    main()
