@@ -48,7 +48,8 @@ def playbook(inventory: Path, name: str, *options: str) -> subprocess.CompletedP
         check=False,
         capture_output=True,
         encoding="utf-8",
-        env={**os.environ, "ANSIBLE_CALLBACK_RESULT_FORMAT": "yaml"},
+        # molecule forces colours upon what it runs.
+        env={**os.environ, "ANSIBLE_CALLBACK_RESULT_FORMAT": "yaml", "ANSIBLE_FORCE_COLOR": "0"},
     )
 
 

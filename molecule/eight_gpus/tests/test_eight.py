@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.on_host import main_pids, playbook, processes_of, show, wait_until
+from tests.on_host import main_pids, plan_of, playbook, processes_of, show, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,8 +40,50 @@ def drop_in(host: Host) -> Iterator[str]:
     host.check_output(f"rm -r {directory} && systemctl daemon-reload && systemctl restart {VICTIM}")
 
 
+@pytest.fixture
+def stopped(host: Host, drop_in: str) -> str:
+    """Stop the victim, and let it not try again by itself; give its unit."""
+    host.check_output(f"printf '[Service]\\nRestart=no\\n' >{drop_in} && systemctl daemon-reload")
+    host.check_output(f"systemctl stop {VICTIM}")
+    return VICTIM
+
+
+@pytest.fixture
+def holder(host: Host, stopped: str) -> Iterator[str]:
+    """Let a stranger hold 20 GiB of the victim's GPU; give the stranger's unit."""
+    assert show(host, stopped, "ActiveState") == "inactive"
+    host.check_output("systemd-run --quiet --unit=holder sleep infinity")
+    host.check_output(f"echo 2,{show(host, 'holder.service', 'MainPID')},20480 >/run/fake-gpus.csv")
+    yield "holder.service"
+    host.check_output("rm -f /run/fake-gpus.csv && systemctl stop holder")
+
+
+@pytest.fixture
+def squatter(host: Host, stopped: str) -> Iterator[str]:
+    """Let a stranger take the victim's port; give the stranger's unit."""
+    assert show(host, stopped, "ActiveState") == "inactive"
+    host.check_output("systemd-run --quiet --unit=squatter python3 -m http.server 32120 --bind 127.0.0.1")
+    wait_until(lambda: host.socket("tcp://127.0.0.1:32120").is_listening)
+    yield "squatter.service"
+    host.check_output("systemctl stop squatter")
+
+
+def engine_of(host: Host, launcher: str) -> str:
+    return str(host.check_output(f"pgrep --parent {launcher} --oldest"))
+
+
 def test_all_of_them_serve(host: Host) -> None:
     assert {unit: show(host, unit, "StatusText") for unit in UNITS} == dict.fromkeys(UNITS, "ready")
+
+
+def test_each_has_a_gpu_of_its_own(host: Host) -> None:
+    for index, (unit, pid) in enumerate(main_pids(host, UNITS).items()):
+        environment = host.check_output(f"tr '\\0' '\\n' </proc/{engine_of(host, pid)}/environ")
+        assert f"CUDA_VISIBLE_DEVICES={index}" in environment.split("\n"), unit
+        assert show(host, unit, "DevicePolicy") == "closed"
+    planned = plan_of(host, "gpu-h")
+    assert planned["gpus"] == ["7"]
+    assert planned["memory"]["pools_gib"]["k"] > 0
 
 
 def test_a_deploy_that_changes_nothing_takes_as_many_tasks_for_eight_as_for_one(host: Host) -> None:
@@ -65,10 +107,6 @@ def test_changing_one_restarts_one(host: Host) -> None:
         "/etc/systemd/system/sglang-gpu-e.service"
     }
     assert playbook(INVENTORY, "deploy.yml", "--limit=molecule-eight").returncode == 0
-
-
-def engine_of(host: Host, launcher: str) -> str:
-    return str(host.check_output(f"pgrep --parent {launcher} --oldest"))
 
 
 @pytest.mark.parametrize("victim", ["launcher", "engine"])
@@ -115,26 +153,33 @@ def test_a_start_that_fails_in_a_row_ends_and_refuses_no_other_one(host: Host, d
 
 def test_the_target_stops_and_starts_all(host: Host) -> None:
     host.check_output("systemctl stop sglang.target")
-    assert {show(host, unit, "ActiveState") for unit in UNITS} == {"inactive"}
+    # The target itself is down at once; its instances drain.
+    wait_until(lambda: {show(host, unit, "ActiveState") for unit in UNITS} == {"inactive"})
+    assert {show(host, unit, "Result") for unit in UNITS} == {"success"}
     assert host.run("pgrep --uid sglang").stdout == ""
     host.check_output("systemctl start sglang.target")
     wait_until(lambda: {show(host, unit, "ActiveState") for unit in UNITS} == {"active"})
 
 
-def test_a_held_port_refuses_the_start_and_is_named(host: Host, drop_in: str) -> None:
-    host.check_output(f"printf '[Service]\\nRestart=no\\n' >{drop_in} && systemctl daemon-reload")
-    host.check_output(f"systemctl stop {VICTIM}")
-    host.check_output("systemd-run --quiet --unit=squatter python3 -m http.server 32120 --bind 127.0.0.1")
-    wait_until(lambda: host.socket("tcp://127.0.0.1:32120").is_listening)
+def test_a_held_port_refuses_the_start_and_is_named(host: Host, squatter: str) -> None:
     assert host.run(f"systemctl start {VICTIM}").rc != 0
-    pid = show(host, "squatter.service", "MainPID")
+    pid = show(host, squatter, "MainPID")
     last = host.check_output("journalctl --identifier=sglang-gpu-c --lines 1 --output cat")
     assert f"port 32120 on 127.0.0.1 is held by pid {pid} (" in last
-    assert "of squatter.service" in last
+    assert f"of {squatter}" in last
     seen = playbook(INVENTORY, "playbooks/status.yml", "--limit=molecule-eight")
     assert seen.returncode != 0
     assert "gpu-c: port 32120 on 127.0.0.1 is held by" in seen.stdout
-    host.check_output("systemctl stop squatter")
+
+
+def test_a_held_gpu_refuses_the_start_and_is_named_until_it_is_free(host: Host, holder: str) -> None:
+    assert host.run(f"systemctl start {VICTIM}").rc != 0
+    last = host.check_output("journalctl --identifier=sglang-gpu-c --lines 1 --output cat")
+    assert f"GPU 2: 20480 MiB are held by pid {show(host, holder, 'MainPID')} (" in last
+    assert f"of {holder}" in last
+    host.check_output("rm /run/fake-gpus.csv")
+    host.check_output(f"systemctl start {VICTIM}")
+    assert show(host, VICTIM, "StatusText") == "ready"
 
 
 def test_exposure_is_low(host: Host) -> None:
