@@ -19,7 +19,7 @@ class ActionModule(ActionBase):  # type: ignore[misc] # ansible-core ships no ty
     _requires_connection = True
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return ``instances`` where all are ready, else ``failures`` with one line for each in ``msg``."""
+        """Return ``instances`` that are ready, and ``failures`` of the others with a line each in ``msg``."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         variables = task_vars or {}
         arguments = {**self._task.args, "stepwise": True}
@@ -51,7 +51,7 @@ class ActionModule(ActionBase):  # type: ignore[misc] # ansible-core ships no ty
         moment = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H-%M-%SZ")
         told, causes = {}, []
         for name, failure in failures.items():
-            verdict = result["instances"][name]
+            verdict = result["instances"].pop(name)
             place = root / "failures" / variables["inventory_hostname"] / name / moment
             texts = {
                 **failure["files"],
@@ -66,10 +66,11 @@ class ActionModule(ActionBase):  # type: ignore[misc] # ansible-core ships no ty
                 "state": verdict["state"],
                 "phase": phase,
                 "cause": verdict["cause"],
+                "sentence": verdict["sentence"],
+                "remedy": verdict["remedy"],
                 "saved": str(place),
             }
             causes.append(f"{name}: {verdict['state']} in stage {phase}: {verdict['sentence']} ({place})")
-        del result["instances"]
         return {**result, "failed": True, "msg": "; ".join(causes), "failures": told}
 
 

@@ -12,7 +12,7 @@ if _KIT not in sys.path:
     sys.path.insert(0, _KIT)
 
 from ansible.errors import AnsibleTemplatePluginError  # noqa: E402 - after the path above
-from sglang_kit import breakdown, chart, difference, fingerprint, lockfile, plan, report, wish  # noqa: E402
+from sglang_kit import breakdown, chart, difference, lockfile, plan, report, roll, wish  # noqa: E402
 from sglang_kit.problem import ProblemsError  # noqa: E402
 
 if TYPE_CHECKING:
@@ -37,9 +37,28 @@ def sglang_secrets(instances: object, host: Mapping[str, Any]) -> list[dict[str,
         raise AnsibleTemplatePluginError(str(error), obj=instances) from error
 
 
-def sglang_actions(plans: list[dict[str, Any]], observed: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Say what must be started, restarted or stopped."""
-    return fingerprint.actions(plans, observed)
+def sglang_batches(
+    plans: list[dict[str, Any]], observed: Mapping[str, Any], parallel: int = 1
+) -> list[list[dict[str, Any]]]:
+    """Say what must be started, restarted or stopped, in which order."""
+    return roll.batches(plans, observed, parallel)
+
+
+def sglang_ending(
+    failed: Mapping[str, Any],
+    switched: Mapping[str, Any],
+    proof: Mapping[str, Any],
+    untouched: list[str],
+) -> str:
+    """Say how a roll-out ended."""
+    return roll.ending(
+        failed.get("failures") or {},
+        message=str(failed.get("msg", "")),
+        back=switched["states"],
+        stays=switched["stays"],
+        proof=proof,
+        untouched=untouched,
+    )
 
 
 def sglang_lock(text: str, version: str, wheels: Mapping[str, str]) -> str:
@@ -92,7 +111,8 @@ class FilterModule:
     def filters(self) -> dict[str, Callable[..., Any]]:
         """Name the filters."""
         return {
-            "sglang_actions": sglang_actions,
+            "sglang_batches": sglang_batches,
+            "sglang_ending": sglang_ending,
             "sglang_difference": sglang_difference,
             "sglang_lock": sglang_lock,
             "sglang_measured": sglang_measured,

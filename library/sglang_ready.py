@@ -55,9 +55,9 @@ EXAMPLES = r"""
 
 RETURN = r"""
 instances:
-  description: Verdict by instance name.
+  description: Verdict by instance name; where something has failed, of those that are ready.
   type: dict
-  returned: when nothing has failed, and in steps
+  returned: always
   sample:
     chat:
       state: ready
@@ -67,8 +67,8 @@ instances:
       stages: [{name: weights, begin: 12.1, seconds: 31.0}]
 failures:
   description: >-
-    Of every instance that is not ready its state, phase and cause, and where the evidence lies on the
-    controller; as the module returns it, the explanation and the evidence themselves.
+    Of every instance that is not ready its state, phase and cause, what to do, and where the evidence lies on
+    the controller; as the module returns it, the explanation and the evidence themselves.
   type: dict
   returned: failure, and in steps
   sample:
@@ -76,6 +76,8 @@ failures:
       state: failed
       phase: weights
       cause: weights-damaged
+      sentence: "model-00001.safetensors is cut off"
+      remedy: "copy it again"
       saved: /home/me/sglang/artifacts/failures/ct200/chat/2026-11-29T16-40-12Z
 said:
   description: Lines that tell the progress.

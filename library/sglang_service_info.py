@@ -9,11 +9,22 @@ short_description: Look at the units of SGLang instances
 description:
   - Reads the state of every unit in one call of C(systemctl), and the fingerprint from the environment of
     the process that runs. C(systemctl show) would tell what the file on disk says instead.
+  - Tells of each instance what its process holds, and which of its recorded states is wanted and which
+    was the last one proven.
 options:
-  units:
-    description: Unit by instance name.
-    type: dict
+  plans:
+    description: Plans of the instances, as the filter P(sglang_plan#filter) returns them.
+    type: list
+    elements: dict
     required: true
+  states:
+    description: Where the states of the instances are recorded.
+    type: path
+    default: /var/lib/sglang/instances
+  config_directory:
+    description: Where the plans of the last deploy lie.
+    type: path
+    default: /etc/sglang
 attributes:
   check_mode: {description: Only reads., support: full}
   diff_mode: {description: Changes nothing., support: none}
@@ -24,8 +35,7 @@ author: The sglang-metal authors
 EXAMPLES = r"""
 - name: Look at one instance
   sglang_service_info:
-    units:
-      chat: sglang-chat.service
+    plans: "{{ sglang_service_instances | sglang_plan(host) }}"
   register: seen
 """
 
@@ -44,33 +54,58 @@ instances:
       fingerprint: 667903beab97f70c
       status: ready
       restarts: 0
+      holds: {name: chat, host: 127.0.0.1, port: 30001, nccl_port: 20001, gpus: ["1"], shared: false}
+      wanted: 20261129T181502Z-667903be
+      known_good: 20261129T181502Z-667903be
+leaving:
+  description: Names of instances that are installed and have no plan.
+  type: list
+  elements: str
+  returned: always
+  sample: [old]
 """
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_kit import systemd
+from typing import Any
 
-ARGUMENTS = {"units": {"type": "dict", "required": True}}
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.sglang_kit import roll, state, status, systemd
+
+ARGUMENTS = {
+    "plans": {"type": "list", "elements": "dict", "required": True},
+    "states": {"type": "path", "default": state.ROOT},
+    "config_directory": {"type": "path", "default": "/etc/sglang"},
+}
 
 
 def main() -> None:
     """Read and report."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    units = module.params["units"]
+    units = {plan["name"]: plan["unit"] for plan in module.params["plans"]}
     states = systemd.unit_states(list(units.values()))
-    module.exit_json(
-        instances={
-            name: {
-                "active": states[unit].active_state,
-                "sub": states[unit].sub_state,
-                "lifecycle": states[unit].lifecycle,
-                "main_pid": states[unit].main_pid,
-                "invocation": states[unit].invocation,
-                "fingerprint": systemd.running_fingerprint(states[unit].main_pid),
-                "status": states[unit].status_text,
-                "restarts": states[unit].restarts,
-            }
-            for name, unit in units.items()
+    store = state.Store(module.params["states"])
+    installed = status.installed_plans(module.params["config_directory"])
+
+    def look(name: str, unit: str) -> dict[str, Any]:
+        seen = states[unit]
+        mark = systemd.running_fingerprint(seen.main_pid)
+        known = store.running(name, mark)
+        return {
+            "active": seen.active_state,
+            "sub": seen.sub_state,
+            "lifecycle": seen.lifecycle,
+            "main_pid": seen.main_pid,
+            "invocation": seen.invocation,
+            "fingerprint": mark,
+            "status": seen.status_text,
+            "restarts": seen.restarts,
+            "holds": roll.place(known["plan"] if known else installed.get(name)) if seen.main_pid else None,
+            "wanted": store.pointed(name, state.WANTED),
+            "known_good": store.pointed(name, state.KNOWN_GOOD),
         }
+
+    module.exit_json(
+        instances={name: look(name, unit) for name, unit in units.items()},
+        leaving=[name for name in installed if name not in units],
     )
 
 

@@ -7,9 +7,10 @@ DOCUMENTATION = r"""
 module: sglang_units
 short_description: Install the units and files of all SGLang instances of a host as one set
 description:
-  - Compares the wanted files with the host, stages the ones that differ, has C(systemd-analyze verify)
-    judge the units and the engine's own parser and resolver the command lines, and only then renames all of
-    them into place.
+  - Compares the wanted files with the host, has C(systemd-analyze verify) judge the units and the engine's
+    own parser and resolver the command lines, and only then changes anything.
+  - Records the files of each instance as a state. Those of an instance that has to be started, restarted or
+    stopped (O(later)) change at its turn, by M(sglang_switch); all others are renamed into place at once.
   - Also places the kit (launcher and on-host tools) that the units start.
   - Files that an earlier run installed and that are not wanted any more are removed; their units are
     stopped first. Nothing else on the host is touched.
@@ -39,12 +40,25 @@ options:
     type: list
     elements: dict
     default: []
+  later:
+    description: Names of instances whose files change at their turn.
+    type: list
+    elements: str
+    default: []
+  by:
+    description: Who deploys, and what; recorded with each new state (C(user), C(controller), C(commit)).
+    type: dict
+    default: {}
   user:
     description: User of the units, as which the engine checks.
     type: str
     default: sglang
+  group:
+    description: Group that may read what was recorded, secrets aside.
+    type: str
+    default: sglang
   enabled:
-    description: Units that come up at boot.
+    description: Units that come up at boot besides those of instances that shall be started.
     type: list
     elements: str
     default: []
@@ -60,6 +74,10 @@ options:
     description: Where the names of the installed files are kept.
     type: path
     default: /var/lib/sglang/files.json
+  states:
+    description: Where the states of the instances are recorded.
+    type: path
+    default: /var/lib/sglang/instances
 attributes:
   check_mode:
     description: >-
@@ -82,7 +100,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changed_paths:
-  description: Paths that were (or in check mode would be) written or removed.
+  description: >-
+    Paths that differ from what is wanted; each is written or removed, at once or at its instance's turn.
   type: list
   elements: str
   returned: always
@@ -93,6 +112,17 @@ stopped:
   elements: str
   returned: always
   sample: [sglang-old.service]
+states:
+  description: The wanted state by instance name; none for one that check mode would record.
+  type: dict
+  returned: always
+  sample: {chat: 20261129T181502Z-667903be}
+unproven:
+  description: Names of instances whose wanted state is not the known-good one.
+  type: list
+  elements: str
+  returned: always
+  sample: [chat]
 checks:
   description: The engine's answer by instance, for those that it checked.
   type: dict
@@ -118,17 +148,30 @@ notes:
   sample: ["chat: page_size: asked 1, the engine makes it 64 (attention_hook)"]
 """
 
+from datetime import datetime, timezone
+from typing import Any
+
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_kit import (
     cli,  # noqa: F401 - the kit ships itself: an import is what makes Ansible send a room to the host
     credentials,
     fileset,
     kit,
+    model_files,
     overrides,
     precheck,
+    state,
+    survey,
+    switch,
     systemd,
 )
 from ansible.module_utils.sglang_kit.problem import ProblemsError
+
+
+def origin(plan: dict[str, Any], by: dict[str, str], host: dict[str, Any]) -> dict[str, Any]:
+    """Say where a state comes from, and on what it stands."""
+    model = plan["model"]
+    return {"by": by, "model": {"path": model, "fingerprint": model_files.fingerprint(model)}, "host": host}
 
 
 def main() -> None:
@@ -157,11 +200,15 @@ def main() -> None:
                 },
             },
             "plans": {"type": "list", "elements": "dict", "default": []},
+            "later": {"type": "list", "elements": "str", "default": []},
+            "by": {"type": "dict", "default": {}},
             "user": {"type": "str", "default": "sglang"},
+            "group": {"type": "str", "default": "sglang"},
             "enabled": {"type": "list", "elements": "str", "default": []},
             "root": {"type": "path", "default": "/opt/sglang"},
             "commands": {"type": "path", "default": "/usr/local/bin"},
             "manifest": {"type": "path", "default": "/var/lib/sglang/files.json"},
+            "states": {"type": "path", "default": state.ROOT},
         },
         supports_check_mode=True,
     )
@@ -172,16 +219,23 @@ def main() -> None:
     ]
     wanted += [fileset.File(file["path"], file["content"], 0o600) for file in given["secrets"]]
     wanted += kit.files(given["root"], given["commands"])
-    installed = fileset.read_manifest(given["manifest"])
+    plans, store = given["plans"], state.Store(given["states"], group=given["group"])
+    owner = {**switch.owners(store), **{path: plan["name"] for plan in plans for path in switch.paths(plan)}}
+    installed = [*fileset.read_manifest(given["manifest"]), *owner]
+    sets = {plan["name"]: [file for file in wanted if owner.get(file.path) == plan["name"]] for plan in plans}
     wanted.append(fileset.manifest(given["manifest"], wanted))
     changes = fileset.compare(wanted, installed)
+    now = [change for change in changes if owner.get(change.path) not in given["later"]]
     gone = systemd.unit_names(change.path for change in changes if change.wanted is None)
-    to_enable = systemd.not_enabled(given["enabled"])
+    fresh = [plan for plan in plans if not store.staged(plan, sets[plan["name"]])]
+    started = [plan["unit"] for plan in plans if plan["state"] == "started"]
+    to_enable = systemd.not_enabled([*given["enabled"], *started])
+    to_disable = systemd.enabled([plan["unit"] for plan in plans if plan["unit"] not in started])
     if not module.check_mode:
         complaints = systemd.verify({change.path: change.after for change in changes if change.after})
         if complaints:
             module.fail_json(msg="systemd refuses the units; nothing was changed:\n" + "\n".join(complaints))
-    due = precheck.due(given["plans"])
+    due = precheck.due(plans)
     possible = [plan for plan in due if precheck.possible(plan, given["user"])]
     unchecked = [plan["name"] for plan in due if module.check_mode and plan not in possible]
     checks = precheck.ask([plan for plan in due if plan["name"] not in unchecked], given["user"])
@@ -190,15 +244,33 @@ def main() -> None:
     if refused:
         module.fail_json(msg=f"nothing was changed: {ProblemsError(refused)}", checks=checks)
     if not module.check_mode:
+        host = survey.marks() if fresh else {}
+        for plan in fresh:
+            moment = datetime.now(timezone.utc)
+            store.stage(plan, sets[plan["name"]], origin(plan, given["by"], host), moment)
         systemd.stop_and_disable(gone)
-        fileset.apply(changes)
-        if systemd.unit_names(change.path for change in changes):
+        fileset.apply(now)
+        if systemd.unit_names(change.path for change in now):
             systemd.reload()
-        systemd.enable(to_enable)
+        turn = [plan["unit"] for plan in plans if plan["name"] in given["later"]]
+        systemd.enable([unit for unit in to_enable if unit not in turn])
+        systemd.disable([unit for unit in to_disable if unit not in turn])
     module.exit_json(
-        changed=bool(changes or to_enable),
+        changed=bool(changes or fresh or to_enable or to_disable),
         changed_paths=[change.path for change in changes],
         stopped=gone,
+        states={
+            plan["name"]: None
+            if module.check_mode and plan in fresh
+            else store.pointed(plan["name"], state.WANTED)
+            for plan in plans
+        },
+        unproven=[
+            plan["name"]
+            for plan in plans
+            if (module.check_mode and plan in fresh)
+            or store.pointed(plan["name"], state.WANTED) != store.pointed(plan["name"], state.KNOWN_GOOD)
+        ],
         checks=checks,
         unchecked=unchecked,
         notes=[

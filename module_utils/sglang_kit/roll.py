@@ -22,6 +22,11 @@ PLACE = ("name", "unit", "host", "port", "nccl_port", "gpus", "shared")
 """Entries of a plan that say what a running instance holds, and where it answers."""
 
 
+def place(plan: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Say what an instance holds while it runs this plan."""
+    return None if plan is None else {key: plan.get(key) for key in PLACE}
+
+
 def batches(
     plans: Sequence[Mapping[str, Any]], observed: Mapping[str, Any], parallel: int = 1
 ) -> list[list[Step]]:

@@ -149,8 +149,10 @@ class Store:
 
     def running(self, name: str, fingerprint: str | None) -> dict[str, Any] | None:
         """Find the newest state with the fingerprint of the process that runs."""
-        states = self.history(name) if fingerprint else []
-        return next((state for state in states if state["fingerprint"] == fingerprint), None)
+        if fingerprint is None:
+            return None
+        likely = (self.read(name, state) for state in self.ids(name) if state.endswith(f"-{fingerprint[:8]}"))
+        return next((state for state in likely if state["fingerprint"] == fingerprint), None)
 
     def files(self, state: Mapping[str, Any]) -> tuple[fileset.File, ...]:
         """Bring the files of a state, ready to be compared with the host.

@@ -133,23 +133,23 @@ def test_an_undefined_variable_is_named(evaluate: Evaluate) -> None:
         evaluate("[{'name': 'chat', 'model': nowhere, 'port': 30000}] | sglang_plan(host)")
 
 
-def test_actions_follow_from_what_runs(evaluate: Evaluate) -> None:
-    seen = "{'chat': {'active': 'active', 'fingerprint': plans[0].fingerprint}}"
+def test_what_is_done_follows_from_what_runs(evaluate: Evaluate) -> None:
     plans = evaluate("instances | sglang_plan(host)")
-    actions = evaluate(f"plans | sglang_actions({seen})", plans=plans)
-    assert [(action["name"], action["action"]) for action in actions] == [
-        ("chat", "none"),
-        ("coder", "start"),
+    seen = "{'chat': {'active': 'active', 'fingerprint': plans[0].fingerprint, 'holds': none}}"
+    assert evaluate(f"plans | sglang_batches({seen})", plans=plans) == [
+        [{"name": "coder", "action": "start", "reason": "is inactive", "group": ["coder"]}]
     ]
+    assert len(evaluate("plans | sglang_batches({}, 2)", plans=plans)) == 1
 
 
-def test_two_states_are_compared(evaluate: Evaluate) -> None:
-    views = "{'title': 'inventory', 'plan': plans[0]}, {'title': 'known-good', 'plan': plans[1]}"
-    plans = [evaluate("instances | sglang_plan(host)")[0] for _ in range(2)]
-    plans[1]["argv"] = [word.replace("0.85", "0.8") for word in plans[1]["argv"]]
-    found = evaluate(f"([{views}] | first) | sglang_difference([{views}] | last)", plans=plans)
-    assert json.loads(evaluate("found | to_json", found=found)) == found
-    assert [one["name"] for one in found["differences"]] == ["--mem-fraction-static"]
+def test_the_end_of_a_roll_out_is_told(evaluate: Evaluate) -> None:
+    ends = "{'msg': 'disk full'} | sglang_ending({'states': {'chat': 's1'}, 'stays': {}}, {}, ['coder'])"
+    assert evaluate(ends).splitlines() == [
+        "The roll-out ends here.",
+        "disk full",
+        "chat is back on its last good state s1 and serves",
+        "not touched: coder",
+    ]
 
 
 def test_a_report_is_lines_of_text(evaluate: Evaluate) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sglang_kit.roll import batches, ending, go_back
+from sglang_kit.roll import batches, ending, go_back, place
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -176,3 +176,17 @@ def test_a_last_good_state_that_is_good_no_more() -> None:
     assert said(back={"chat": "s1"}, proof={"failed": True, "msg": "no route"})[-1] == (
         "chat was set back to its last good state s1; not proven: no route"
     )
+
+
+def test_what_an_instance_holds() -> None:
+    held = place({**plan("a", 1), "unit": "sglang-a.service", "host": "::1"})
+    assert held == {
+        "name": "a",
+        "unit": "sglang-a.service",
+        "host": "::1",
+        "port": 1,
+        "nccl_port": None,
+        "gpus": [],
+        "shared": False,
+    }
+    assert place(None) is None

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 PLANS = [{"name": "chat"}, {"name": "coder"}]
-READY = {"state": "ready", "stage": "serving", "phase": "", "cause": "", "sentence": ""}
+READY = {"state": "ready", "stage": "serving", "phase": "", "cause": "", "sentence": "", "remedy": ""}
 FAILED = {
     **READY,
     "state": "failed",
     "stage": "weights",
     "cause": "weights-damaged",
     "sentence": "it is cut off",
+    "remedy": "copy it again",
 }
 
 
@@ -110,9 +111,16 @@ def test_a_failure_is_shown_whole_and_once_and_its_evidence_kept(
     assert result["failed"] is True
     assert result["msg"] == f"chat: failed in stage weights: it is cut off ({place})"
     assert result["failures"] == {
-        "chat": {"state": "failed", "phase": "weights", "cause": "weights-damaged", "saved": str(place)}
+        "chat": {
+            "state": "failed",
+            "phase": "weights",
+            "cause": "weights-damaged",
+            "sentence": "it is cut off",
+            "remedy": "copy it again",
+            "saved": str(place),
+        }
     }
-    assert "instances" not in result
+    assert result["instances"] == {"coder": READY}
     assert shown == [f"\nchat on ct200\n{text}", f"saved      {place}\n"]
     kept = {one.name: one.read_text(encoding="utf-8") for one in place.iterdir()}
     assert kept == {

@@ -1,21 +1,48 @@
 from __future__ import annotations
 
+import grp
+import json
 import os
+import pwd
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from sglang_kit.fingerprint import VARIABLE
+from sglang_kit.state import Store
 
 from tests import modules
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import ModuleType
 
     from tests.conftest import Tools
 
 INVOCATION = "0123456789abcdef0123456789abcdef"
+
+PLAN = {
+    "name": "chat",
+    "unit": "sglang-chat.service",
+    "host": "127.0.0.1",
+    "port": 30000,
+    "nccl_port": None,
+    "gpus": [],
+    "shared": False,
+    "release": "/opt/sglang/releases/a",
+    "engine_version": "0.5.23",
+}
+
+
+def arguments(directory: Path, *names: str) -> dict[str, Any]:
+    plans = [{**PLAN, "name": name, "unit": f"sglang-{name}.service"} for name in names]
+    return {
+        "plans": plans,
+        "states": str(directory / "instances"),
+        "config_directory": str(directory / "etc"),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +56,7 @@ def test_the_documentation_says_what_the_module_takes(info: ModuleType) -> None:
 
 @pytest.mark.parametrize("check", [False, True])
 def test_units_are_read_in_one_call_and_the_fingerprint_from_the_process(
-    info: ModuleType, tools: Tools, capsys: pytest.CaptureFixture[str], check: bool
+    info: ModuleType, tools: Tools, capsys: pytest.CaptureFixture[str], tmp_path: Path, check: bool
 ) -> None:
     command = [sys.executable, "-c", "print(flush=True); input()"]
     with subprocess.Popen(
@@ -46,8 +73,7 @@ def test_units_are_read_in_one_call_and_the_fingerprint_from_the_process(
             f" InvocationID={INVOCATION} ExecMainStartTimestampMonotonic=1 StatusText=ready ''"
             " ActiveState=inactive SubState=dead MainPID=0 InvocationID= StatusText= LoadState=not-found",
         )
-        units = {"chat": "sglang-chat.service", "gone": "sglang-gone.service"}
-        result = modules.run(info, capsys, {"units": units}, check=check)
+        result = modules.run(info, capsys, arguments(tmp_path, "chat", "gone"), check=check)
         process.communicate(b"\n")
     assert result["instances"] == {
         "chat": {
@@ -59,6 +85,9 @@ def test_units_are_read_in_one_call_and_the_fingerprint_from_the_process(
             "fingerprint": "667903beab97f70c",
             "status": "ready",
             "restarts": 2,
+            "holds": None,
+            "wanted": None,
+            "known_good": None,
         },
         "gone": {
             "active": "inactive",
@@ -69,6 +98,9 @@ def test_units_are_read_in_one_call_and_the_fingerprint_from_the_process(
             "fingerprint": None,
             "status": "",
             "restarts": 0,
+            "holds": None,
+            "wanted": None,
+            "known_good": None,
         },
     }
     assert not result.get("changed")
@@ -76,13 +108,47 @@ def test_units_are_read_in_one_call_and_the_fingerprint_from_the_process(
     assert call.endswith(" sglang-chat.service sglang-gone.service")
 
 
-def test_no_units_are_no_question(info: ModuleType, tools: Tools, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_process_holds_is_what_it_was_started_with(
+    info: ModuleType, tools: Tools, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Not what has been installed since, unless nothing else is known of it."""
+    me = pwd.getpwuid(os.geteuid()).pw_name
+    store = Store(str(tmp_path / "instances"), me, grp.getgrgid(os.getegid()).gr_name)
+    started = {**PLAN, "fingerprint": "a" * 16, "port": 30001}
+    state = store.stage(started, (), {}, datetime(2026, 11, 29, tzinfo=timezone.utc))
+    store.record("chat", state, {"result": "ready"})
+    etc = tmp_path / "etc"
+    etc.mkdir()
+    (etc / "chat.plan.json").write_text(json.dumps({**PLAN, "port": 30002}), encoding="utf-8")
+    (etc / "old.plan.json").write_text(json.dumps({**PLAN, "name": "old"}), encoding="utf-8")
+    seen = {}
+    for mark in ("a" * 16, "b" * 16):
+        with subprocess.Popen(
+            [sys.executable, "-c", "print(flush=True); input()"],
+            env={**os.environ, VARIABLE: mark},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            tools.place("systemctl", f"printf '%s\\n' ActiveState=active MainPID={process.pid}")
+            seen[mark[0]] = modules.run(info, capsys, arguments(tmp_path, "chat"))
+            process.communicate(b"\n")
+    assert seen["a"]["instances"]["chat"]["holds"]["port"] == 30001
+    assert seen["b"]["instances"]["chat"]["holds"]["port"] == 30002
+    assert seen["a"]["instances"]["chat"]["known_good"] == state
+    assert seen["a"]["leaving"] == ["old"]
+
+
+def test_no_plans_are_no_question(
+    info: ModuleType, tools: Tools, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     tools.place("systemctl", "exit 1")
-    assert modules.run(info, capsys, {"units": {}})["instances"] == {}
+    assert modules.run(info, capsys, arguments(tmp_path))["instances"] == {}
     assert tools.calls("systemctl") == []
 
 
-def test_units_are_required(info: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plans_are_required(info: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     result = modules.run(info, capsys, {})
     assert result["failed"] is True
-    assert result["msg"] == "missing required arguments: units"
+    assert result["msg"] == "missing required arguments: plans"

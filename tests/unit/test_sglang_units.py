@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ansible import module_utils
 from ansible.module_utils.testing import patch_module_args
+from sglang_kit.state import Store
 
 from tests.replay.build import build
 
@@ -27,11 +28,12 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 ROOMS = {place.name for place in (REPOSITORY / "module_utils" / "sglang_kit").glob("*.py")}
 
 SYSTEMCTL = """
-case "$1" in
-show) shift 2; for unit; do grep -qx "$unit" {enabled} && echo UnitFileState=enabled || echo UnitFileState=
-      echo; done;;
-enable) shift 2; for unit; do echo "$unit" >> {enabled}; done;;
-disable) shift 3; for unit; do test -e {units}/"$unit" && echo "$unit" >> {stopped_with_file}; done;;
+case "$1 $2" in
+show*) shift 2; for unit; do grep -qx "$unit" {enabled} && echo UnitFileState=enabled || echo UnitFileState=
+       echo; done;;
+enable*) shift 2; for unit; do echo "$unit" >> {enabled}; done;;
+*--now) shift 3; for unit; do test -e {units}/"$unit" && echo "$unit" >> {stopped_with_file}; done;;
+disable*) shift 2; for unit; do sed -i "/^$unit$/d" {enabled}; done;;
 esac
 """
 
@@ -62,6 +64,7 @@ class Host:
         self.etc = directory / "etc"
         self.root = directory / "opt"
         self.manifest = directory / "var" / "files.json"
+        self.states = directory / "instances"
         self.stopped_with_file = directory / "stopped"
         enabled = directory / "enabled"
         enabled.touch()
@@ -86,7 +89,9 @@ class Host:
             "root": str(self.root),
             "commands": str(self.root / "bin"),
             "manifest": str(self.manifest),
+            "states": str(self.states),
             "user": getpass.getuser(),
+            "group": grp.getgrgid(os.getegid()).gr_name,
             "_ansible_check_mode": check,
             **more,
         }
@@ -303,6 +308,13 @@ def planned(host: Host, release: Path, *words: str, name: str = "chat", **change
         "secrets": {},
         "pinned": {"page_size": "args.page-size"},
         "accept_overrides": [],
+        "model": "/m",
+        "release": str(release),
+        "fingerprint": "0123456789abcdef",
+        "state": "started",
+        "unit": f"sglang-{name}.service",
+        "unit_file": str(host.units / f"sglang-{name}.service"),
+        "environment_file": str(host.etc / f"{name}.env"),
         "plan_file": str(host.etc / f"{name}.plan.json"),
         **changes,
     }
@@ -376,3 +388,87 @@ def test_secrets_are_for_root_alone_and_never_shown(host: Host) -> None:
     shown = [(entry["before"], entry["after"]) for entry in second["diff"]]
     assert shown == [("the old secret\n", "the new secret\n")]
     assert "0123456789" not in json.dumps([first, second, gone])
+
+
+# --- states, and files that wait for their turn ---------------------------------------------------
+
+
+def instance(host: Host, release: Path, *words: str, name: str = "chat", **changes: object) -> dict[str, Any]:
+    """Give the arguments of a deploy of one instance."""
+    plan = planned(host, release, *words, name=name, **changes)
+    variables = {"path": plan["environment_file"], "content": f"ARGV={' '.join(words)}\n"}
+    return {"files": [host.service(name), variables, plan_file(plan)], "plans": [plan]}
+
+
+def store(host: Host) -> Store:
+    return Store(str(host.states), group=grp.getgrgid(os.getegid()).gr_name)
+
+
+def test_each_instance_gets_a_state_with_its_files(host: Host, release: Path) -> None:
+    by = {"user": "ann", "controller": "desk", "commit": "0123abc"}
+    result = host.run(**instance(host, release), by=by)
+    state = store(host).at("chat", "wanted")
+    assert state is not None
+    assert result["states"] == {"chat": state["id"]}
+    assert (result["unproven"], state["by"]) == (["chat"], by)
+    assert {file["path"] for file in state["files"]} == {
+        str(host.units / "sglang-chat.service"),
+        str(host.etc / "chat.env"),
+        str(host.etc / "chat.plan.json"),
+    }
+    again = host.run(**instance(host, release), by={"user": "bob"})
+    assert (again["changed"], again["states"]) == (False, result["states"])
+
+
+def test_what_has_its_turn_later_is_recorded_and_not_touched(host: Host, release: Path) -> None:
+    host.run(**instance(host, release))
+    told = host.systemctl()
+    later = instance(host, release, "--page-size", "1", fingerprint="f" * 16)
+    result = host.run(**later, later=["chat"])
+    assert set(result["changed_paths"]) == {str(host.etc / "chat.env"), str(host.etc / "chat.plan.json")}
+    assert (host.etc / "chat.env").read_text(encoding="utf-8") == "ARGV=\n"
+    assert host.systemctl() == told
+    state = store(host).at("chat", "wanted")
+    assert state is not None
+    assert [file.content for file in store(host).files(state) if file.path.endswith(".env")] == [
+        "ARGV=--page-size 1\n"
+    ]
+
+
+def test_check_mode_predicts_new_states_and_records_none(host: Host, release: Path) -> None:
+    predicted = host.run(**instance(host, release), later=["chat"], check=True)
+    assert predicted["changed"]
+    assert (predicted["states"], predicted["unproven"]) == ({"chat": None}, ["chat"])
+    assert not host.states.exists()
+    done = host.run(**instance(host, release), later=["chat"])
+    assert done["changed_paths"] == predicted["changed_paths"]
+    assert not (host.etc / "chat.env").exists()
+
+
+def test_an_instance_that_shall_not_run_does_not_come_up_at_boot(host: Host, release: Path) -> None:
+    host.run(**instance(host, release))
+    assert host.systemctl()[-1] == "enable --quiet sglang-chat.service"
+    stopped = instance(host, release, state="stopped")
+    assert host.run(**stopped, check=True)["changed"]
+    host.run(**stopped)
+    assert host.systemctl()[-1] == "disable --quiet sglang-chat.service"
+    assert not host.run(**stopped)["changed"]
+
+
+def test_files_of_an_instance_that_left_go_whatever_put_them_there(host: Host, release: Path) -> None:
+    """The manifest may be that of a run that was interrupted."""
+    host.run(**instance(host, release))
+    host.manifest.unlink()
+    assert host.run()["stopped"] == ["sglang-chat.service"]
+    assert names(host.units) | names(host.etc) == set()
+    assert store(host).ids("chat") != []
+
+
+def test_what_a_change_takes_away_stays_until_its_turn(host: Host, release: Path) -> None:
+    place = host.etc / "credentials" / "chat.api_key"
+    keyed = instance(host, release, secrets={"api_key": str(place)})
+    host.run(**keyed, secrets=[{"path": str(place), "content": "key-0123456789"}])
+    host.run(**instance(host, release), later=["chat"])
+    assert place.exists()
+    host.run(**instance(host, release))
+    assert not place.exists()
