@@ -1,10 +1,9 @@
 """Is what runs what was asked for?
 
-A fingerprint covers what makes a difference to the running engine: release, argv, environment, the
-unit's limits and a slow hash of each secret. It does not cover comments, file layout or the version of
-this kit. It stands in the unit's environment, so that the running process itself says what it was
-started with:
-``systemctl show`` would tell of the file on disk instead.
+A fingerprint covers what makes a difference to the running engine: release, argv, environment, the unit's
+account, limits, devices and template, and a slow hash of each secret. It does not cover comments, file layout
+or the version of this kit. It stands in the unit's environment, so that the running process itself says what
+it was started with: ``systemctl show`` would tell of the file on disk instead.
 """
 
 from __future__ import annotations
@@ -24,17 +23,18 @@ def fingerprint(
     *,
     argv: Sequence[str],
     environment: Mapping[str, str],
-    limits: Mapping[str, object],
+    unit: Mapping[str, object],
     secrets: Mapping[str, str] | None = None,
 ) -> str:
     """16 hexadecimal digits; the order of flags counts (the engine lets the last one win).
 
-    ``secrets`` holds a mark of each, so that a changed key restarts its instance.
+    ``unit`` holds what the unit's text says besides the command. ``secrets`` holds a mark of each, so that a
+    changed key restarts its instance.
     """
     content = {
         "argv": list(argv),
         "environment": {name: text for name, text in environment.items() if name != VARIABLE},
-        "limits": dict(limits),
+        "unit": dict(unit),
         **({"secrets": dict(secrets)} if secrets else {}),
     }
     text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))

@@ -61,6 +61,10 @@ class HostSettings:
     seen_memory_bytes: int = 0
     reserved_gpus: tuple[str, ...] = ()
     reserved_ports: tuple[int, ...] = ()
+    user: str = "sglang"
+    group: str = "sglang"
+    unit_template: str = ""
+    """The text of which units are made; only a difference in it counts."""
     kit: str = "/opt/sglang/kit"
     config_directory: str = "/etc/sglang"
     unit_directory: str = "/etc/systemd/system"
@@ -272,7 +276,15 @@ def _plan(
         name: credentials.mark(value, f"{settings.name}/{instance.name}/{name}")
         for name, value in instance.secrets.given.items()
     }
-    mark = fingerprint.fingerprint(argv=argv, environment=environment, limits=limits, secrets=marks)
+    devices = list(NVIDIA_DEVICES) if instance.gpus else []
+    account = {"user": settings.user, "group": settings.group}
+    template = unit.essence(settings.unit_template)
+    mark = fingerprint.fingerprint(
+        argv=argv,
+        environment=environment,
+        unit={**limits, **account, "device_allow": devices, "template": template},
+        secrets=marks,
+    )
     environment[fingerprint.VARIABLE] = mark
     place = f"{settings.config_directory}/{instance.name}"
     kit = ("/usr/bin/python3", "-IB", settings.kit)
@@ -308,7 +320,7 @@ def _plan(
         "environment_lines": [unit.environment_line(*item) for item in environment.items()],
         "exec_start": unit.command_line(launcher),
         "exec_start_pre": f"+{unit.command_line(gate)}",
-        "device_allow": list(NVIDIA_DEVICES) if instance.gpus else [],
+        "device_allow": devices,
         "stage_seconds": dict(instance.stage_seconds),
         "description": unit.value(f"SGLang {instance.name} ({instance.served_model_name})"),
         "plan_file": f"{place}.plan.json",

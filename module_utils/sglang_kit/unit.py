@@ -33,6 +33,15 @@ def word(text: str) -> str:
     return '"' + _CONTROL.sub(lambda match: f"\\x{ord(match.group()):02x}", escaped) + '"'
 
 
+def essence(template: str) -> str:
+    """Reduce a unit's template to the lines that matter to what it starts.
+
+    With the values that a plan fills in, it tells whether the unit's text makes a difference.
+    """
+    lines = (line.strip() for line in template.splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith(("#", ";", "Description=")))
+
+
 def command_line(argv: Sequence[str]) -> str:
     """Write a command, one flag with its values a line, ready to stand after ``ExecStart=``."""
     lines = [f":{word(argv[0])}"]

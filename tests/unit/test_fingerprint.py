@@ -10,13 +10,13 @@ from sglang_kit.fingerprint import VARIABLE, Action, actions, decide, fingerprin
 
 ARGV = ("/opt/sglang/releases/a/bin/python", "-m", "sglang.launch_server", "--port", "30000")
 ENVIRONMENT = {"PATH": "/usr/bin", "GREETING": "grüß dich"}
-LIMITS = {"start_seconds": 300, "stop_seconds": 180}
+UNIT = {"start_seconds": 300, "stop_seconds": 180}
 
 WORDS = st.lists(st.text(st.characters(codec="utf-8")), max_size=6)
 
 
 def mark(**changes: Any) -> str:  # noqa: ANN401 - any part may be changed
-    return fingerprint(**{"argv": ARGV, "environment": ENVIRONMENT, "limits": LIMITS, **changes})
+    return fingerprint(**{"argv": ARGV, "environment": ENVIRONMENT, "unit": UNIT, **changes})
 
 
 def test_a_fingerprint_fits_into_a_variable() -> None:
@@ -40,7 +40,7 @@ def test_the_same_content_has_the_same_fingerprint() -> None:
         {"environment": {**ENVIRONMENT, "GREETING": "gruss dich"}},
         {"environment": {**ENVIRONMENT, "EMPTY": ""}},
         {"environment": {}},
-        {"limits": {**LIMITS, "start_seconds": 600}},
+        {"unit": {**UNIT, "start_seconds": 600}},
     ],
 )
 def test_whatever_the_running_engine_would_notice_changes_it(changes: dict[str, Any]) -> None:
@@ -106,7 +106,7 @@ def test_nothing_planned_nothing_done() -> None:
 
 
 def test_a_secret_counts_by_its_mark() -> None:
-    content: dict[str, Any] = {"argv": ["python"], "environment": {}, "limits": {}}
+    content: dict[str, Any] = {"argv": ["python"], "environment": {}, "unit": {}}
     marks = [
         fingerprint(**content, secrets=secrets) for secrets in (None, {}, {"api_key": "1"}, {"api_key": "2"})
     ]

@@ -122,6 +122,23 @@ def test_another_release_changes_the_fingerprint() -> None:
     assert plan({"release": f"{RELEASE}x"})["fingerprint"] != plan()["fingerprint"]
 
 
+TEMPLATE = "# a comment\n[Unit]\nDescription=x\n\n[Service]\nLimitNOFILE=1024\n"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"user": "other"}, {"group": "other"}, {"unit_template": TEMPLATE.replace("1024", "4096")}],
+)
+def test_what_the_units_text_says_changes_the_fingerprint(settings: dict[str, str]) -> None:
+    common = {"unit_template": TEMPLATE}
+    assert plan({**common, **settings})["fingerprint"] != plan(common)["fingerprint"]
+
+
+def test_what_people_read_in_it_does_not() -> None:
+    other = TEMPLATE.replace("# a comment", "; another").replace("=x", "=y").replace("\n\n", "\n")
+    assert plan({"unit_template": other})["fingerprint"] == plan({"unit_template": TEMPLATE})["fingerprint"]
+
+
 def test_what_the_user_pins_is_said_and_the_rest_left_to_the_engine() -> None:
     pinned = plan(
         context_length=8192,
