@@ -46,6 +46,11 @@ def test_it_listens_where_it_was_told(host: Host) -> None:
     assert host.socket("tcp://0.0.0.0:32410").is_listening
 
 
+def test_its_memory_is_bound_to_the_node_that_it_named(host: Host) -> None:
+    pid = show(host, UNIT, "MainPID")
+    assert " bind:0 " in host.check_output(f"cat /proc/{pid}/numa_maps")
+
+
 def test_metrics_have_a_directory_of_their_own(host: Host) -> None:
     assert plan_of(host, NAME)["environment"]["PROMETHEUS_MULTIPROC_DIR"] == f"/run/sglang/{NAME}"
     assert host.file(f"/run/sglang/{NAME}").user == "llm"

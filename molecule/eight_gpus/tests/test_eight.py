@@ -83,7 +83,7 @@ def test_each_has_a_gpu_of_its_own(host: Host) -> None:
         assert show(host, unit, "DevicePolicy") == "closed"
     planned = plan_of(host, "gpu-h")
     assert planned["gpus"] == ["7"]
-    assert planned["memory"]["pools_gib"]["k"] > 0
+    assert planned["memory"]["kv_tokens"] == 8192
 
 
 def test_a_deploy_that_changes_nothing_takes_as_many_tasks_for_eight_as_for_one(host: Host) -> None:
