@@ -12,7 +12,18 @@ if _KIT not in sys.path:
     sys.path.insert(0, _KIT)
 
 from ansible.errors import AnsibleTemplatePluginError  # noqa: E402 - after the path above
-from sglang_kit import breakdown, chart, difference, lockfile, plan, report, roll, wish  # noqa: E402
+from sglang_kit import (  # noqa: E402
+    benchmark,
+    benchmark_page,
+    breakdown,
+    chart,
+    difference,
+    lockfile,
+    plan,
+    report,
+    roll,
+    wish,
+)
 from sglang_kit.problem import ProblemsError  # noqa: E402
 
 if TYPE_CHECKING:
@@ -105,6 +116,38 @@ def sglang_difference(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict
     return difference.told(left, right)
 
 
+def sglang_matrix(
+    matrices: Mapping[str, Any],
+    name: str,
+    host: Mapping[str, Any],
+    models: Mapping[str, Any],
+    text: str = "",
+) -> dict[str, Any]:
+    """Plan every cell of a benchmark matrix, and say which are left to measure."""
+    try:
+        matrix = benchmark.read_matrix(name, matrices)
+        settings = plan.read_host(host)
+        return benchmark.outlook(matrix, settings=settings, models=models, text=text)
+    except ProblemsError as error:
+        raise AnsibleTemplatePluginError(str(error), obj=matrices) from error
+
+
+def sglang_result(
+    start: Mapping[str, Any], level: Mapping[str, Any], outcome: Mapping[str, Any], time: str
+) -> dict[str, Any]:
+    """Make the record of a benchmark's cell."""
+    return benchmark.recorded(start, level, outcome, time)
+
+
+def sglang_results(text: str, name: str, baseline: str) -> dict[str, Any]:
+    """Show the results of a benchmark matrix, as lines and as a page."""
+    found = benchmark.records(text)
+    return {
+        "lines": benchmark.lines(found, baseline),
+        "page": benchmark_page.page(name, found, baseline),
+    }
+
+
 class FilterModule:
     """Ansible's entry point."""
 
@@ -116,9 +159,12 @@ class FilterModule:
             "sglang_difference": sglang_difference,
             "sglang_lock": sglang_lock,
             "sglang_measured": sglang_measured,
+            "sglang_matrix": sglang_matrix,
             "sglang_memory": sglang_memory,
             "sglang_page": sglang_page,
             "sglang_plan": sglang_plan,
             "sglang_report": sglang_report,
+            "sglang_result": sglang_result,
+            "sglang_results": sglang_results,
             "sglang_secrets": sglang_secrets,
         }

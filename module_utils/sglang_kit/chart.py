@@ -109,6 +109,12 @@ def page(host: str, plans: Sequence[Mapping[str, Any]], seen: Mapping[str, Mappi
     versions = sorted({plan["engine_version"] for plan in plans})
     engine = f", SGLang {', '.join(versions)}" if versions else ""
     sections = [_section(plan, allocated_by(plan, seen)) for plan in plans] or ["<p>No instances.</p>"]
+    heading = f'<h1>{escape(host)}</h1>\n<p class="soft">Memory plan{escape(engine)}</p>'
+    return document(f"Memory plan of {host}", [heading, *sections])
+
+
+def document(title: str, parts: Sequence[str], style: str = "") -> str:
+    """Put parts of HTML into a page that loads nothing and runs nothing."""
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return "\n".join(
         [
@@ -117,11 +123,10 @@ def page(host: str, plans: Sequence[Mapping[str, Any]], seen: Mapping[str, Mappi
             '<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">',
-            f"<title>Memory plan of {escape(host)}</title>",
-            f"<style>{_STYLE}{_colours()}</style>",
+            f"<title>{escape(title)}</title>",
+            f"<style>{_STYLE}{_colours()}{style}</style>",
             "<main>",
-            f'<h1>{escape(host)}</h1>\n<p class="soft">Memory plan{escape(engine)}</p>',
-            *sections,
+            *parts,
             "</main>",
             "</html>\n",
         ]
@@ -172,16 +177,17 @@ def _gpu(gpu: str, found: Breakdown, total: float) -> str:
     """Draw a GPU's bar as planned, and below it as measured."""
     name = f"GPU {gpu}"
     planned = [(part, part.planned) for part in found.parts]
-    rows = [f"<b>{escape(name)}</b>{_bar(f'{name} as planned', planned, total, 'bar')}"]
+    rows = [f"<b>{escape(name)}</b>{bar(f'{name} as planned', planned, total, 'bar')}"]
     if found.is_measured:
         # Activations come with the first request; room is kept for them.
         sizes = [(part, part.planned if part.key == "activations" else part.measured) for part in found.parts]
         seen = [(part, size) for part, size in sizes if size is not None]
-        rows.append(f"<small>measured</small>{_bar(f'{name} as measured', seen, total, 'bar measured')}")
+        rows.append(f"<small>measured</small>{bar(f'{name} as measured', seen, total, 'bar measured')}")
     return f'<div class="gpu">{"".join(rows)}</div>'
 
 
-def _bar(name: str, sizes: Sequence[tuple[Part, float]], total: float, kind: str) -> str:
+def bar(name: str, sizes: Sequence[tuple[Part, float]], total: float, kind: str) -> str:
+    """Draw sizes in GiB as one bar; ``kind`` is its class."""
     told = ", ".join(f"{part.title} {size:.2f} GiB" for part, size in sizes)
     parts = "".join(
         f'<div class="part {part.key}" style="width:{100 * size / total:.3f}%" title="{text}">{label}</div>'
@@ -192,7 +198,8 @@ def _bar(name: str, sizes: Sequence[tuple[Part, float]], total: float, kind: str
     return f'<div class="{kind}" role="img" aria-label="{escape(name)}: {told}">{parts}</div>'
 
 
-def _table(caption: str, headings: Sequence[str], rows: Sequence[str]) -> str:
+def grid(caption: str, headings: Sequence[str], rows: Sequence[str]) -> str:
+    """Lay out rows of HTML below their headings."""
     head = "".join(f'<th scope="col">{heading}</th>' for heading in headings)
     body = "\n".join(rows)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table>"
@@ -212,7 +219,7 @@ def _parts_table(found: Breakdown) -> str:
         swatch = f'<i class="swatch {part.key}"></i>'
         data = "".join(f"<td>{cell}</td>" for cell in cells)
         rows.append(f'<tr><th scope="row">{swatch}{part.title}{small}</th>{data}</tr>')
-    return _table("Memory of each GPU, GiB" if found.total else "Memory, GiB", headings, rows)
+    return grid("Memory of each GPU, GiB" if found.total else "Memory, GiB", headings, rows)
 
 
 def _facts(memory: Mapping[str, Any]) -> str:
@@ -241,7 +248,7 @@ def _moments(memory: Mapping[str, Any]) -> str:
             f'<tr{chosen}><th scope="row">{escape(moment["moment"])} {mark}</th>'
             f'<td class="level"><i style="width:{share:.3f}%"></i></td><td>{moment["free_gib"]:.2f}</td></tr>'
         )
-    return _table("Free after each step of the start, GiB", ["", "", "free"], rows)
+    return grid("Free after each step of the start, GiB", ["", "", "free"], rows)
 
 
 _ALTERNATIVE_HEADINGS = ("requests", "KV tokens", "full contexts", "least free", "outcome")
@@ -251,7 +258,7 @@ def _alternatives(memory: Mapping[str, Any]) -> str:
     listed = alternatives(memory)
     if len(listed) == 1:
         return ""
-    return _table(
+    return grid(
         "What other numbers of requests would give",
         _ALTERNATIVE_HEADINGS,
         [_alternative(row) for row in listed],

@@ -143,10 +143,10 @@ def look_at(
     """Tell one instance's life."""
     ours = [one.pid for one in strays if plan is not None and _is_of(one, plan)]
     active = unit.active_state == "active"
-    answers = _answers(plan) if plan is not None and active else Answers()
+    answers = ask(plan) if plan is not None and active else Answers()
     healthy = answers.health is not None and answers.health.status == HTTP_OK
     state = life(unit, orphans=bool(ours), healthy=healthy)
-    verdict = _verdict(plan, unit) if plan is not None and state in _CAUSES else None
+    verdict = judge(plan, unit) if plan is not None and state in _CAUSES else None
     proof = present.proof(name, unit.invocation) if active else {}
     alive = state in (READY, SILENT, LOADING, STOPPING)
     return {
@@ -171,7 +171,7 @@ def look_at(
         },
         "concurrency": {
             "asked": plan["concurrency"] if plan else None,
-            "effective": _effective(answers, proof),
+            "effective": served(answers, proof),
         },
         "models": _models(plan or {}),
         "orphans": ours,
@@ -233,7 +233,8 @@ def _stage(unit: UnitState, verdict: Verdict | None) -> str:
     return unit.status_text.partition(": ")[2] or "gate"
 
 
-def _answers(plan: Mapping[str, Any]) -> Answers:
+def ask(plan: Mapping[str, Any]) -> Answers:
+    """Ask an instance for its health and for its own report."""
     return probe.ask(
         Expectation.from_plan(plan),
         plan["host"],
@@ -243,7 +244,7 @@ def _answers(plan: Mapping[str, Any]) -> Answers:
     )
 
 
-def _verdict(plan: Mapping[str, Any], unit: UnitState) -> Verdict:
+def judge(plan: Mapping[str, Any], unit: UnitState) -> Verdict:
     """Judge the current invocation by its whole journal, and nothing older."""
     now = time.monotonic()
     follower = Follower(Expectation.from_plan(plan), started=unit.started or now)
@@ -251,14 +252,14 @@ def _verdict(plan: Mapping[str, Any], unit: UnitState) -> Verdict:
     return follower.observe(now, unit=unit, ended=True)
 
 
-def _effective(answers: Answers, proof: Mapping[str, Any]) -> int | None:
+def served(answers: Answers, proof: Mapping[str, Any]) -> int | None:
     """Count the requests that are served at a time: by the server's own report, else by its log."""
     info = answers.server_info
     body = info.body if info is not None and isinstance(info.body, dict) else {}
     states = body.get("internal_states") or ()
-    served: int = sum(state.get("effective_max_running_requests_per_dp") or 0 for state in states)
+    told: int = sum(state.get("effective_max_running_requests_per_dp") or 0 for state in states)
     logged: int | None = proof.get("allocated", {}).get("running_requests")
-    return served or logged
+    return told or logged
 
 
 def foreign(
