@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import inspect
 import json
 import re
 import shutil
@@ -18,8 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import bundle
-from .kit import sources
+from . import bundle, engine_probe
 from .platform_facts import missing_libraries
 from .problem import Problem, ProblemsError
 
@@ -225,7 +225,7 @@ def _probe(python: str, unit: Mapping[str, str]) -> str:
     """Ask a build of one's own what it takes."""
     with tempfile.TemporaryDirectory() as home:
         outcome = subprocess.run(
-            [python, "-I", "-W", "ignore", "-c", sources()["engine_probe.py"]],
+            [python, "-I", "-W", "ignore", "-c", inspect.getsource(engine_probe)],
             check=False,
             capture_output=True,
             encoding="utf-8",

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not INSTALLED, reason="SGLANG_TEST_VENVS names n
 @pytest.mark.parametrize("version", INSTALLED)
 def test_the_installed_parser_has_the_flags_of_the_table(version: str) -> None:
     python = Path(str(VENVS)) / version / "bin" / "python"
-    probe = [python, str(engine_probe.__file__)]
+    probe = [str(python), str(engine_probe.__file__)]
     done = subprocess.run(probe, check=True, capture_output=True, text=True, timeout=300)
     found = json.loads(done.stdout)
     live = {flag: (kind, value_type, field) for flag, kind, value_type, field, _ in found["flags"]}
