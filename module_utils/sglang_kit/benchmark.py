@@ -135,7 +135,7 @@ def planned(
                 try:
                     (plan,) = plan_host(instances=[definition], settings=settings, models=models)
                 except ProblemsError as error:
-                    reasons[level] = "; ".join(f"{one.key}: {one.message}" for one in error.problems)
+                    reasons[level] = "; ".join(str(one).removeprefix(f"{NAME}: ") for one in error.problems)
             where: dict[str, Any] = {
                 "matrix": matrix.name,
                 "host": settings.name,

@@ -1,9 +1,8 @@
-"""What is changed by hand is shown by status and by diff, and the next deploy does with it what is documented."""
+"""What is changed by hand is shown by status and diff, and the next deploy treats it as documented."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,8 @@ import pytest
 from tests.on_host import playbook, show, wait_until
 
 if TYPE_CHECKING:
+    import subprocess
+
     from testinfra.host import Host
 
 INVENTORY = Path(__file__).parents[1] / "inventory"
@@ -71,10 +72,8 @@ def test_nothing_differs_after_a_deploy(artifacts: Path) -> None:
 
 def test_before_the_first_deploy_it_says_so(artifacts: Path) -> None:
     new = [{"name": "new", "model": "/var/models/tiny-gpt2", "port": 32590}]
-    outcome = ran(
-        "playbooks/diff.yml",
-        f"--extra-vars={json.dumps({'sglang_service_instances': new, 'sglang_artifacts_dir': str(artifacts)})}",
-    )
+    given = {"sglang_service_instances": new, "sglang_artifacts_dir": str(artifacts)}
+    outcome = ran("playbooks/diff.yml", f"--extra-vars={json.dumps(given)}")
     assert outcome.returncode == 0, outcome.stdout
     assert "new on molecule-drift: has no known-good state" in outcome.stdout
 
@@ -84,6 +83,7 @@ def test_what_the_inventory_changes_stands_first(artifacts: Path) -> None:
     assert rows(found) == [
         ("memory", "--max-running-requests", "2", "4"),
         ("secret", "api_key", "***", "*** (another one)"),
+        ("planned", "concurrency", "2", "4"),
     ]
 
 
