@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Callable, Union
 
+from . import hook
 from .readiness import STAGE_SECONDS
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ class Instance:
     accept_overrides: tuple[str, ...] = ()
     state: str = "started"
     canary: bool = True
+    drain: hook.Hook = None
+    undrain: hook.Hook = None
 
     @property
     def unit(self) -> str:
@@ -227,6 +230,13 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(_text(item) for item in value)
 
 
+def _hook(value: object) -> hook.Hook:
+    try:
+        return hook.read(value)
+    except ValueError as wrong:
+        raise _Bad(str(wrong)) from None
+
+
 def _argument(flag: object, value: object) -> Argument:
     """Engine flag: exact name without dashes and its value; true is a bare flag, a list several values."""
     if not isinstance(flag, str) or not re.fullmatch(r"[a-z0-9][a-z0-9-]*", flag):
@@ -294,6 +304,8 @@ KEYS: dict[str, _Reader] = {
     "accept_overrides": _texts,
     "state": _one_of(STATES),
     "canary": _boolean,
+    "drain": _hook,
+    "undrain": _hook,
 }
 STRATEGY_KEYS: dict[str, _Reader] = {
     "method": _one_of(METHODS),

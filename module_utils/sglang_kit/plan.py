@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from . import cards, command, credentials, engine, fingerprint, host, overrides, unit
+from . import cards, command, credentials, engine, fingerprint, hook, host, overrides, unit
 from .host_memory import Request, check_host_memory, host_bytes, plan_shared
 from .instance import GPU, Instance, read_instances
 from .model import read_config
@@ -65,6 +65,9 @@ class HostSettings:
     group: str = "sglang"
     unit_template: str = ""
     """The text of which units are made; only a difference in it counts."""
+    drain: hook.Hook = None
+    undrain: hook.Hook = None
+    """Hooks of every instance that has none of its own."""
     kit: str = "/opt/sglang/kit"
     config_directory: str = "/etc/sglang"
     unit_directory: str = "/etc/systemd/system"
@@ -85,6 +88,8 @@ def read_host(raw: Mapping[str, Any]) -> HostSettings:
     values["reserved_gpus"] = _reserved(values, "reserved_gpus", GPU, "a GPU index or UUID", found)
     ports = _reserved(values, "reserved_ports", PORT, "a port number", found)
     values["memory_gib"] = _gib(values.get("memory_gib", 0), "memory_gib", found)
+    for key in (hook.DRAIN, hook.UNDRAIN):
+        values[key] = _hook(values.get(key, ()), key, found)
     found.check()
     values["reserved_ports"] = tuple(int(port) for port in ports)
     for key in ("gpus", "seen_gpus", "seen_processes"):
@@ -308,6 +313,8 @@ def _plan(
         "context_length": instance.context_length,
         "concurrency": instance.concurrency,
         "canary": instance.canary,
+        "drain": _plain(instance.drain or settings.drain),
+        "undrain": _plain(instance.undrain or settings.undrain),
         "accept_overrides": list(instance.accept_overrides),
         "pinned": overrides.pinned(instance, facts),
         "secrets": {
@@ -329,6 +336,18 @@ def _plan(
         "fingerprint": mark,
         **limits,
     }
+
+
+def _hook(given: object, key: str, found: Collector) -> hook.Hook:
+    try:
+        return hook.read(given)
+    except ValueError as wrong:
+        found.add("host", f"sglang_service_{key}", str(wrong))
+        return None
+
+
+def _plain(given: hook.Hook) -> list[str] | str | None:
+    return list(given) if isinstance(given, tuple) else given
 
 
 def _device_settings(instance: Instance, facts: EngineFacts) -> dict[str, Argument]:

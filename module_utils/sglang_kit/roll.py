@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     Step = dict[str, Any]
-    """``name``, ``action`` and ``reason`` as ``fingerprint.Action``, and ``group``: the names of those that
-    it is changed with."""
+    """``name``, ``action`` and ``reason`` as ``fingerprint.Action``; ``group``: the names of those that it is
+    changed with; ``runs``: what its process holds now, empty where none does."""
 
-PLACE = ("name", "unit", "host", "port", "nccl_port", "gpus", "shared")
-"""Entries of a plan that say what a running instance holds, and where it answers."""
+PLACE = ("name", "unit", "host", "port", "nccl_port", "gpus", "shared", "drain", "undrain")
+"""Entries of a plan that say what a running instance holds, where it answers, and who sends it requests."""
 
 
 def place(plan: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -37,32 +37,32 @@ def batches(
     order is that of the plans.
     """
     actions = [one for one in fingerprint.actions(plans, observed) if one["action"] != "none"]
-    stops = [{**one, "group": [one["name"]]} for one in actions if one["action"] == "stop"]
-    moving = {one["name"]: one for one in actions if one["action"] != "stop"}
+    held = {name: one.get("holds") or {} for name, one in observed.items()}
+    steps: list[Step] = [
+        {**one, "group": [one["name"]], "runs": held.get(one["name"], {})} for one in actions
+    ]
+    stops = [step for step in steps if step["action"] == "stop"]
+    moving = {step["name"]: step for step in steps if step["action"] != "stop"}
     wanted = {plan["name"]: plan for plan in plans}
     before = {
-        name: {
-            other
-            for other in moving
-            if other != name and _passes(observed.get(other, {}).get("holds"), wanted[name])
-        }
+        name: {other for other in moving if other != name and _passes(moving[other]["runs"], wanted[name])}
         for name in moving
     }
     found: list[list[Step]] = []
     for group in _ordered(before):
-        steps = [{**moving[name], "group": group} for name in group]
+        together = [{**moving[name], "group": group} for name in group]
         last = {step["name"] for step in found[-1]} if found else set()
         fits = found and len(last) + len(group) <= parallel
         if fits and not any(before[name] & last for name in group):
-            found[-1] += steps
+            found[-1] += together
         else:
-            found.append(steps)
+            found.append(together)
     return [stops, *found] if stops else found
 
 
-def _passes(held: Mapping[str, Any] | None, plan: Mapping[str, Any]) -> bool:
+def _passes(held: Mapping[str, Any], plan: Mapping[str, Any]) -> bool:
     """Whether something that a running instance holds is wanted by this plan."""
-    if held is None:
+    if not held:
         return False
     sharing = held["shared"] and plan["shared"]
     gpus = set() if sharing else set(held["gpus"]) & set(plan["gpus"])

@@ -137,7 +137,7 @@ def test_what_is_done_follows_from_what_runs(evaluate: Evaluate) -> None:
     plans = evaluate("instances | sglang_plan(host)")
     seen = "{'chat': {'active': 'active', 'fingerprint': plans[0].fingerprint, 'holds': none}}"
     assert evaluate(f"plans | sglang_batches({seen})", plans=plans) == [
-        [{"name": "coder", "action": "start", "reason": "is inactive", "group": ["coder"]}]
+        [{"name": "coder", "action": "start", "reason": "is inactive", "group": ["coder"], "runs": {}}]
     ]
     assert len(evaluate("plans | sglang_batches({}, 2)", plans=plans)) == 1
 

@@ -376,6 +376,12 @@ def test_accepted_overrides_are_a_list_of_names(overrides: object, message: str)
     assert the_problem(accept_overrides=overrides).message == message
 
 
+def test_a_hook_that_is_none() -> None:
+    assert the_problem(drain=["lb"]) == Problem(
+        "chat", "drain", "'lb' is not the absolute path of a program", ""
+    )
+
+
 @pytest.mark.parametrize(
     ("flag", "remedy"),
     [

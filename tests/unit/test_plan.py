@@ -459,3 +459,15 @@ def test_a_cpu_gets_a_grammar_backend_that_runs_there() -> None:
     assert "--grammar-backend" not in plan()["argv"]
     (on_gpu,) = planned_on_gpus(definition(**WISH), engine_version="0.5.15.post1")
     assert "--grammar-backend" not in on_gpu["argv"]
+
+
+def test_hooks_are_the_instances_own_or_those_of_all() -> None:
+    host = {"drain": ["/bin/lb", "drain"], "undrain": "https://lb.example/{name}"}
+    planned = plan({**HOST, **host}, drain=["/bin/own", 1])
+    assert (planned["drain"], planned["undrain"]) == (["/bin/own", "1"], "https://lb.example/{name}")
+    assert (plan()["drain"], plan()["undrain"]) == (None, None)
+
+
+def test_a_hook_of_all_that_is_none_is_refused() -> None:
+    with pytest.raises(ProblemsError, match="host: sglang_service_drain: 'lb' is not the absolute path"):
+        read_host({**HOST, "drain": ["lb"]})

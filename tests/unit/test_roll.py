@@ -40,8 +40,14 @@ def test_nothing_to_do() -> None:
 
 def test_a_step_says_what_is_done_and_why() -> None:
     assert batches([plan("a", 1)], {}) == [
-        [{"name": "a", "action": "start", "reason": "is inactive", "group": ["a"]}]
+        [{"name": "a", "action": "start", "reason": "is inactive", "group": ["a"], "runs": {}}]
     ]
+
+
+def test_a_step_says_where_its_instance_answers_now() -> None:
+    held = plan("a", 1, drain=["/bin/lb"])
+    ((step,),) = batches([plan("a", 2)], {"a": runs(held)})
+    assert (step["action"], step["runs"]) == ("restart", held)
 
 
 def test_without_a_move_the_order_is_the_inventorys() -> None:
@@ -188,5 +194,7 @@ def test_what_an_instance_holds() -> None:
         "nccl_port": None,
         "gpus": [],
         "shared": False,
+        "drain": None,
+        "undrain": None,
     }
     assert place(None) is None
