@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "module_utils"))
 
-from sglang_kit import diagnosis, difference, engine, gates, report  # noqa: E402 - after the path above
+from sglang_kit import benchmark, diagnosis, difference, engine, gates, report  # noqa: E402 - after the path above
 from sglang_kit.plan import HostSettings, plan_host, read_host  # noqa: E402
 from sglang_kit.problem import ProblemsError  # noqa: E402
 
@@ -80,7 +80,7 @@ REFUSALS: tuple[dict[str, Any], ...] = (
 
 @cache
 def _ct200() -> tuple[dict[str, Any], HostSettings, dict[str, Any]]:
-    """Read the first instance of the shipped inventory, its host and its models."""
+    """Read the shipped inventory: all values, its host and its models."""
     values = yaml.safe_load((CT200 / "host_vars/ct200.yml").read_text(encoding="utf-8"))
     models = {
         entry["path"]: json.loads(
@@ -91,11 +91,12 @@ def _ct200() -> tuple[dict[str, Any], HostSettings, dict[str, Any]]:
     known = ("accelerator", "gpus", "reserved_gpus", "reserved_ports")
     host = {key: values[f"sglang_host_{key}"] for key in known}
     named = {"name": "ct200", "engine_version": values["sglang_engine_version"], "release": "/release"}
-    return values["sglang_service_instances"][0], read_host({**host, **named}), models
+    return values, read_host({**host, **named}), models
 
 
 def _planned(changes: dict[str, Any]) -> list[dict[str, Any]]:
-    instance, host, models = _ct200()
+    values, host, models = _ct200()
+    instance = values["sglang_service_instances"][0]
     return plan_host(instances=[{**instance, **changes}], settings=host, models=models)
 
 
@@ -127,6 +128,13 @@ def _refusal(changes: dict[str, Any]) -> str:
     except ProblemsError as refused:
         return "<br>".join(map(str, refused.problems))
     raise RuntimeError(f"{changes} is no longer refused")
+
+
+def matrix(_document: Path) -> str:
+    """Show the cells of the shipped matrix as the playbook does."""
+    values, host, models = _ct200()
+    shipped = benchmark.read_matrix("strategies", values["sglang_benchmark_matrices"])
+    return _block(benchmark.outlook(shipped, settings=host, models=models, text="")["lines"])
 
 
 def proof(_document: Path) -> str:
@@ -240,6 +248,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "controller": controller,
     "engines": engines,
     "kinds": kinds,
+    "matrix": matrix,
     "needs": needs,
     "systems": systems,
     "variables": variables,

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import textwrap
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from .evidence import without_secrets
 from .plan import plan_host
 from .problem import Collector, ProblemsError
-from .report import table
+from .report import WIDTH, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -175,7 +176,7 @@ def outlook(
         "starts": pending(starts, known),
         "refused": [one for one in refused if one["id"] not in known],
         "baseline": matrix.baseline,
-        "lines": [*_outlook(starts, known), *_reasons(refused)],
+        "lines": [*_outlook(starts, known), *_reasons(refused, list(matrix.variants))],
     }
 
 
@@ -333,12 +334,13 @@ def lines(found: Sequence[Record], baseline: str) -> list[str]:
     if not found:
         return ["no results yet"]
     rows = table(_HEADINGS, [_row(one, found, baseline) for one in ordered(found)], right=_NUMBERS)
-    return [*rows, *_reasons(found)]
+    return [*rows, *_reasons(found, [])]
 
 
-def ordered(found: Iterable[Record]) -> list[Record]:
-    """Sort by group, variant (each as first seen) and concurrency."""
-    groups, variants = ({one[key]: None for one in found} for key in ("group", "variant"))
+def ordered(found: Sequence[Record], variants: Iterable[str] = ()) -> list[Record]:
+    """Sort by group, variant (``variants`` first, others as first seen) and concurrency."""
+    groups = {one["group"]: None for one in found}
+    variants = {**dict.fromkeys(variants), **{one["variant"]: None for one in found}}
     places = {name: at for names in (groups, variants) for at, name in enumerate(names)}
     return sorted(found, key=lambda one: (places[one["group"]], places[one["variant"]], one["concurrency"]))
 
@@ -374,14 +376,16 @@ def _row(one: Record, found: Sequence[Record], baseline: str) -> list[str]:
     ]
 
 
-def _reasons(found: Sequence[Record]) -> Iterator[str]:
+def _reasons(found: Sequence[Record], variants: Sequence[str]) -> Iterator[str]:
     """Say why cells have no result, each reason once."""
     levels: dict[tuple[str, str, str, str], list[str]] = {}
-    for one in ordered(found):
+    for one in ordered(found, variants):
         if one["result"] != MEASURED:
             key = (one["group"], one["variant"], one["result"], one.get("reason", ""))
             levels.setdefault(key, []).append(str(one["concurrency"]))
     for (group, variant, result, reason), clients in levels.items():
         yield ""
         yield f"{group}, {variant}, {', '.join(clients)} clients: {result}"
-        yield f"  {reason}"
+        yield from textwrap.wrap(
+            reason, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+        )
