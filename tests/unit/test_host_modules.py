@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 LOCK = "52d6472cc10699365e4e9630b9b7f219b9c89a7b15d2d135879a1c6e7ca44055"
 NAME = "0.5.23-52d6472cc106"
-NAMES = ("sglang_host_info", "sglang_model_info", "sglang_prune", "sglang_release")
+NAMES = (
+    *("sglang_host_info", "sglang_model", "sglang_model_info", "sglang_model_share"),
+    *("sglang_prune", "sglang_release"),
+)
 
 
 @pytest.fixture(params=NAMES)
@@ -24,7 +27,11 @@ def module(request: pytest.FixtureRequest) -> ModuleType:
 
 
 def test_the_documentation_says_what_the_module_takes(module: ModuleType) -> None:
-    assert modules.documented(module) == module.ARGUMENTS
+    taken = {
+        name: {key: value for key, value in option.items() if key != "no_log"}
+        for name, option in module.ARGUMENTS.items()
+    }
+    assert modules.documented(module) == taken
 
 
 def host_arguments(root: Path, **changes: object) -> dict[str, Any]:
@@ -256,3 +263,54 @@ def test_models_are_judged_for_their_account(tmp_path: Path, capsys: pytest.Capt
             "/nonesuch": {},
         }
         assert answer["weight_bytes"] == {str(tmp_path): 0, "/nonesuch": 0}
+
+
+DOWNLOAD = {"path": "/nonexistent/tiny", "repository": "somebody/tiny"}
+
+
+def test_models_are_fetched_and_the_dry_run_says_which(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = modules.load("sglang_model")
+    fetched: list[Any] = []
+    monkeypatch.setattr(module.model_store, "fetch", lambda *given: fetched.append(given))
+    look = {"downloads": [DOWNLOAD]}
+    arguments = {**look, "python": "/release/bin/python", "token": "hidden-token", "endpoint": "http://hub"}
+    seen = modules.run(module, capsys, look)
+    assert (seen["changed"], seen["due"], fetched) == (False, ["/nonexistent/tiny"], [])
+    answers = [modules.run(module, capsys, arguments, check=check) for check in (True, False)]
+    assert answers[0] == answers[1]
+    assert (answers[0]["changed"], answers[0]["due"]) == (True, ["/nonexistent/tiny"])
+    assert answers[0]["diff"] == {
+        "before": "/nonexistent/tiny: absent\n",
+        "after": "/nonexistent/tiny: somebody/tiny at main\n",
+    }
+    ((wanted, hub),) = fetched
+    assert (wanted.repository, wanted.revision) == ("somebody/tiny", "main")
+    assert hub == module.model_store.Hub("/release/bin/python", "http://hub", "hidden-token")
+    assert "hidden-token" not in json.dumps(answers)
+
+
+def test_a_model_that_cannot_be_fetched_fails_the_task(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = modules.load("sglang_model")
+
+    def refuse(*_: object) -> None:
+        raise module.model_store.DownloadError([])
+
+    monkeypatch.setattr(module.model_store, "fetch", refuse)
+    assert modules.run(module, capsys, {"downloads": [DOWNLOAD], "python": "/python"})["failed"]
+
+
+def test_a_model_is_lent_and_no_longer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = modules.load("sglang_model_share")
+    arguments = {"path": str(tmp_path), "token": "hidden-token"}
+    assert "was not downloaded on this host" in modules.run(module, capsys, arguments)["msg"]
+    monkeypatch.setattr(module.model_peer, "start", lambda *_: (True, 4711))
+    monkeypatch.setattr(module.model_peer, "stop", lambda *_: True)
+    started = modules.run(module, capsys, arguments)
+    stopped = modules.run(module, capsys, {**arguments, "state": "stopped"})
+    assert [(answer["changed"], answer["port"]) for answer in (started, stopped)] == [(True, 4711), (True, 0)]
