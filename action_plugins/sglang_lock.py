@@ -19,7 +19,8 @@ _KIT = str(Path(__file__).resolve().parent.parent / "module_utils")
 if _KIT not in sys.path:
     sys.path.insert(0, _KIT)
 
-from sglang_kit import lock  # noqa: E402 - after the path above
+from sglang_kit.ancestry import stat  # noqa: E402 - after the path above
+from sglang_kit.lock import PATH  # noqa: E402 - likewise
 
 
 class ActionModule(ActionBase):  # type: ignore[misc] # ansible-core ships no types
@@ -47,7 +48,7 @@ class ActionModule(ActionBase):  # type: ignore[misc] # ansible-core ships no ty
                     f"Another run changes this host: {other['playbook']}, started by {other['user']} on"
                     f" {other['controller']} (pid {other['pid']}), holds it since {other['since']}. Wait for"
                     f" its end. A run that was killed frees the host when its connection ends; if it never"
-                    f" does, remove {self._task.args.get('path', lock.PATH)} on the host"
+                    f" does, remove {self._task.args.get('path', PATH)} on the host"
                 ),
             )
         return result
@@ -62,7 +63,7 @@ class ActionModule(ActionBase):  # type: ignore[misc] # ansible-core ships no ty
 def holder() -> dict[str, Any]:
     """Describe this run; tasks are executed in children of its process."""
     pid, controller = os.getppid(), platform.node()
-    begun = lock.started(pid)
+    begun = stat(pid).started
     return {
         "token": f"{controller}/{pid}/{begun}",
         "user": getpass.getuser(),
@@ -77,7 +78,7 @@ def holder() -> dict[str, Any]:
 def dead(other: dict[str, Any], me: dict[str, Any]) -> bool:
     """Whether a holder was a process of this controller that does not run any more."""
     same = bool(other["controller"] == me["controller"])
-    return same and lock.started(other["pid"]) != other["started"]
+    return same and stat(other["pid"]).started != other["started"]
 
 
 def commit(directory: str) -> str:

@@ -17,6 +17,11 @@ options:
     type: list
     elements: dict
     required: true
+  adopt:
+    description: Units and pids of others that a deploy may stop and take over.
+    type: list
+    elements: str
+    default: []
   states:
     description: Where the states of the instances are recorded.
     type: path
@@ -58,20 +63,36 @@ instances:
       wanted: 20261129T181502Z-667903be
       known_good: 20261129T181502Z-667903be
 leaving:
-  description: Names of instances that are installed and have no plan.
+  description: What instances hold that are installed and have no plan.
+  type: list
+  elements: dict
+  returned: always
+  sample:
+    - {name: old, unit: sglang-old.service, host: 127.0.0.1, port: 30009, drain: null}
+refused:
+  description: Who else holds what the instances to be started need, and may not be stopped.
   type: list
   elements: str
   returned: always
-  sample: [old]
+  sample:
+    - >-
+      chat: port 30001 on 127.0.0.1: is held by pid 612 (python3 -m sglang.launch_server) of mine.service; end
+      it, or let a deploy take it over: sglang_service_adopt: [mine.service]
+adopted:
+  description: What has to be stopped of that, as C(units) and C(pids).
+  type: dict
+  returned: always
+  sample: {units: [mine.service], pids: []}
 """
 
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_kit import roll, state, status, systemd
+from ansible.module_utils.sglang_kit import adopt, fingerprint, roll, state, status, systemd
 
 ARGUMENTS = {
     "plans": {"type": "list", "elements": "dict", "required": True},
+    "adopt": {"type": "list", "elements": "str", "default": []},
     "states": {"type": "path", "default": state.ROOT},
     "config_directory": {"type": "path", "default": "/etc/sglang"},
 }
@@ -80,7 +101,8 @@ ARGUMENTS = {
 def main() -> None:
     """Read and report."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
-    units = {plan["name"]: plan["unit"] for plan in module.params["plans"]}
+    plans, given = module.params["plans"], module.params["adopt"]
+    units = {plan["name"]: plan["unit"] for plan in plans}
     states = systemd.unit_states(list(units.values()))
     store = state.Store(module.params["states"])
     installed = status.installed_plans(module.params["config_directory"])
@@ -103,9 +125,17 @@ def main() -> None:
             "known_good": store.pointed(name, state.KNOWN_GOOD),
         }
 
+    instances = {name: look(name, unit) for name, unit in units.items()}
+    actions = {one["name"]: one["action"] for one in fingerprint.actions(plans, instances)}
+    starting = [plan for plan in plans if actions[plan["name"]] in ("start", "restart")]
+    leaving = [plan for name, plan in installed.items() if name not in units]
+    ours = {*units.values(), *(plan["unit"] for plan in leaving)}
+    found = adopt.holders(starting, ours)
     module.exit_json(
-        instances={name: look(name, unit) for name, unit in units.items()},
-        leaving=[name for name in installed if name not in units],
+        instances=instances,
+        leaving=[roll.place(plan) for plan in leaving],
+        refused=[str(problem) for problem in adopt.refused(found, given)],
+        adopted={"units": adopt.units(given), "pids": [one.pid for one in found if str(one.pid) in given]},
     )
 
 

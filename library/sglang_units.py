@@ -45,6 +45,12 @@ options:
     type: list
     elements: str
     default: []
+  adopted:
+    description: >-
+      What is taken over from others, from the return value of this name of M(sglang_service_info); stopped
+      before any file changes, units for good.
+    type: dict
+    default: {}
   by:
     description: Who deploys, and what; recorded with each new state (C(user), C(controller), C(commit)).
     type: dict
@@ -107,7 +113,7 @@ changed_paths:
   returned: always
   sample: [/etc/systemd/system/sglang-chat.service]
 stopped:
-  description: Units that were stopped because their instance left the inventory.
+  description: Units that were stopped because their instance left the inventory, and what was taken over.
   type: list
   elements: str
   returned: always
@@ -153,6 +159,7 @@ from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_kit import (
+    adopt,
     cli,  # noqa: F401 - the kit ships itself: an import is what makes Ansible send a room to the host
     credentials,
     fileset,
@@ -201,6 +208,7 @@ def main() -> None:
             },
             "plans": {"type": "list", "elements": "dict", "default": []},
             "later": {"type": "list", "elements": "str", "default": []},
+            "adopted": {"type": "dict", "default": {}},
             "by": {"type": "dict", "default": {}},
             "user": {"type": "str", "default": "sglang"},
             "group": {"type": "str", "default": "sglang"},
@@ -213,6 +221,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     given = module.params
+    units, pids = given["adopted"].get("units", []), given["adopted"].get("pids", [])
     wanted = [
         fileset.File(file["path"], file["content"], int(file["mode"], 8), group=file["group"])
         for file in given["files"]
@@ -248,7 +257,10 @@ def main() -> None:
         for plan in fresh:
             moment = datetime.now(timezone.utc)
             store.stage(plan, sets[plan["name"]], origin(plan, given["by"], host), moment)
-        systemd.stop_and_disable(gone)
+        systemd.stop_and_disable([*gone, *units])
+        stubborn = adopt.end(pids)
+        if stubborn:
+            module.fail_json(msg=f"these processes do not end; no file was changed: {stubborn}")
         fileset.apply(now)
         if systemd.unit_names(change.path for change in now):
             systemd.reload()
@@ -256,9 +268,9 @@ def main() -> None:
         systemd.enable([unit for unit in to_enable if unit not in turn])
         systemd.disable([unit for unit in to_disable if unit not in turn])
     module.exit_json(
-        changed=bool(changes or fresh or to_enable or to_disable),
+        changed=bool(changes or fresh or to_enable or to_disable or units or pids),
         changed_paths=[change.path for change in changes],
-        stopped=gone,
+        stopped=[*gone, *units, *(f"pid {pid}" for pid in pids)],
         states={
             plan["name"]: None
             if module.check_mode and plan in fresh

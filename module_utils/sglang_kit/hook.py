@@ -2,8 +2,8 @@
 
 A hook is the user's: a command that runs on the host (a list of words), or a URL to which the host sends a
 POST. ``{name}``, ``{host}`` and ``{port}`` in either stand for the instance's own; a command finds them in
-its environment, too, and whoever answers the URL in a JSON body. An engine that drains still accepts requests,
-so the hook comes first and the stop after it.
+its environment, too, and whoever answers the URL in a JSON body. An engine that drains still accepts
+requests: the hook comes first, and the stop after it.
 """
 
 from __future__ import annotations

@@ -13,15 +13,15 @@ import fcntl
 import json
 import os
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from .ancestry import stat
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from typing import IO
 
 PATH = "/run/sglang-deploy.lock"
-PROC = Path("/proc")
 _SERVERS = ("sshd", "sshd-session")
 """Names of the process that serves one connection, up to OpenSSH 9.7 and after."""
 
@@ -55,31 +55,16 @@ def anchor(pid: int | None = None) -> dict[str, Any] | None:
     """Find the process of sshd that this one (``pid``) descends from; None where there is none."""
     here = os.getpid() if pid is None else pid
     while here > 1:
-        name, parent, started = _stat(here)
-        if name in _SERVERS:
-            return {"pid": here, "started": started}
-        here = parent
+        process = stat(here)
+        if process.name in _SERVERS:
+            return {"pid": here, "started": process.started}
+        here = process.parent
     return None
-
-
-def started(pid: int) -> str:
-    """When a process was started, in the kernel's clock ticks since boot; "" where there is none."""
-    try:
-        return _stat(pid)[2]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
 
 
 def _alive(known: Mapping[str, Any] | None) -> bool:
     """Whether a holder may be at work; one that no sshd serves is known to its controller alone."""
-    return known is None or started(known["pid"]) == known["started"]
-
-
-def _stat(pid: int) -> tuple[str, int, str]:
-    """Name, parent and start time of a process (proc(5)); the name may hold blanks and brackets."""
-    head, _, tail = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
-    fields = tail.split()
-    return head.partition("(")[2], int(fields[1]), fields[19]
+    return known is None or stat(known["pid"]).started == known["started"]
 
 
 @contextmanager

@@ -95,7 +95,7 @@ def held_memory(plan: Mapping[str, Any], gpus: Sequence[Gpu], users: Sequence[Gp
     A MIG device is not judged: the driver names the processes of its whole GPU.
     """
     found: list[str] = []
-    for gpu in (gpu for gpu in gpus if _wanted(plan["gpus"], gpu)):
+    for gpu in (gpu for gpu in gpus if names_gpu(plan["gpus"], gpu)):
         here = [user for user in users if user.gpu == gpu.index]
         strangers = [user for user in here if not (plan["shared"] and _shares(user))]
         found += [
@@ -110,7 +110,7 @@ def held_memory(plan: Mapping[str, Any], gpus: Sequence[Gpu], users: Sequence[Gp
     return found
 
 
-def _wanted(names: Sequence[str], gpu: Gpu) -> bool:
+def names_gpu(names: Sequence[str], gpu: Gpu) -> bool:
     """CUDA takes an index or the beginning of a UUID."""
     return any(
         name == str(gpu.index) or (name.startswith("GPU-") and gpu.uuid.startswith(name)) for name in names

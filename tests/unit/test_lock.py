@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from sglang_kit import lock
+from sglang_kit import ancestry, lock
 
 from tests import modules
 
@@ -29,7 +29,7 @@ def path(tmp_path: Path) -> str:
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
     """Put a process in place of the sshd that serves the next holder."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        known = {"pid": process.pid, "started": lock.started(process.pid)}
+        known = {"pid": process.pid, "started": ancestry.stat(process.pid).started}
         monkeypatch.setattr(lock, "anchor", lambda: known)
         yield process
         process.kill()
@@ -88,7 +88,7 @@ def test_a_link_is_not_followed(path: str, tmp_path: Path) -> None:
 
 
 def test_the_anchor_is_the_nearest_sshd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock, "PROC", tmp_path)
+    monkeypatch.setattr(ancestry, "PROC", tmp_path)
 
     def process(pid: int, name: str, parent: int) -> None:
         (tmp_path / str(pid)).mkdir()
@@ -107,7 +107,7 @@ def test_the_anchor_is_the_nearest_sshd(tmp_path: Path, monkeypatch: pytest.Monk
     assert lock.anchor(50) is None
     monkeypatch.setattr(os, "getpid", lambda: 30)
     assert lock.anchor() == {"pid": 20, "started": "2000"}
-    assert lock.started(99) == ""
+    assert ancestry.stat(99) == ancestry.NOBODY
 
 
 # --- the module and its action plugin ------------------------------------------------------------

@@ -83,7 +83,7 @@ def test_whoever_holds_it_is_named(plugin: ModuleType) -> None:
 def test_a_dead_run_of_this_controller_does_not_block(plugin: ModuleType, alive: bool) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         me = plugin.holder()
-        started = plugin.lock.started(process.pid)
+        started = plugin.stat(process.pid).started
         other = {**me, "token": "of the other", "pid": process.pid, "started": started}
         if not alive:
             process.kill()

@@ -4,6 +4,7 @@ import grp
 import json
 import os
 import pwd
+import socket
 import subprocess
 import sys
 from datetime import datetime, timezone
@@ -33,11 +34,14 @@ PLAN = {
     "shared": False,
     "release": "/opt/sglang/releases/a",
     "engine_version": "0.5.23",
+    "state": "started",
+    "fingerprint": "667903beab97f70c",
 }
 
 
 def arguments(directory: Path, *names: str) -> dict[str, Any]:
-    plans = [{**PLAN, "name": name, "unit": f"sglang-{name}.service"} for name in names]
+    files = {"unit_file": str(directory / "none"), "plan_file": "none"}
+    plans = [{**PLAN, **files, "name": name, "unit": f"sglang-{name}.service"} for name in names]
     return {
         "plans": plans,
         "states": str(directory / "instances"),
@@ -137,7 +141,33 @@ def test_what_a_process_holds_is_what_it_was_started_with(
     assert seen["a"]["instances"]["chat"]["holds"]["port"] == 30001
     assert seen["b"]["instances"]["chat"]["holds"]["port"] == 30002
     assert seen["a"]["instances"]["chat"]["known_good"] == state
-    assert seen["a"]["leaving"] == ["old"]
+    assert [one["name"] for one in seen["a"]["leaving"]] == ["old"]
+
+
+def test_others_are_named_and_only_ended_where_that_is_allowed(
+    info: ModuleType, tools: Tools, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tools.place("systemctl", "printf 'ActiveState=inactive\\nMainPID=0\\n'")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        asked = arguments(tmp_path, "chat")
+        asked["plans"][0]["port"] = port = listening.getsockname()[1]
+        seen = modules.run(info, capsys, asked)
+        allowed = modules.run(info, capsys, {**asked, "adopt": [os.getpid()]})
+    (refused,) = seen["refused"]
+    assert refused.startswith(f"chat: port {port} on 127.0.0.1: is held by pid {os.getpid()} (")
+    assert seen["adopted"] == {"units": [], "pids": []}
+    assert allowed["refused"] == []
+    assert allowed["adopted"] == {"units": [], "pids": [os.getpid()]}
+
+
+def test_nobody_is_looked_for_where_all_run_as_wanted(
+    info: ModuleType, tools: Tools, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tools.place("systemctl", "printf 'ActiveState=inactive\\nMainPID=0\\n'")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        asked = arguments(tmp_path, "chat")
+        asked["plans"][0].update(port=listening.getsockname()[1], state="stopped")
+        assert modules.run(info, capsys, asked)["refused"] == []
 
 
 def test_no_plans_are_no_question(

@@ -7,8 +7,10 @@ import json
 import os
 import pwd
 import re
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +38,8 @@ enable*) shift 2; for unit; do echo "$unit" >> {enabled}; done;;
 disable*) shift 2; for unit; do sed -i "/^$unit$/d" {enabled}; done;;
 esac
 """
+
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); input()"
 
 
 @pytest.fixture(scope="module")
@@ -472,3 +476,31 @@ def test_what_a_change_takes_away_stays_until_its_turn(host: Host, release: Path
     assert place.exists()
     host.run(**instance(host, release))
     assert not place.exists()
+
+
+# --- what is taken over from others ----------------------------------------------------------------
+
+
+def test_what_is_taken_over_is_stopped_before_any_file_changes(host: Host) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        adopted = {"units": ["mine.service"], "pids": [process.pid]}
+        predicted = host.run(host.service(), adopted=adopted, check=True)
+        assert process.poll() is None
+        reaper = threading.Thread(target=process.wait)
+        reaper.start()
+        done = host.run(host.service(), adopted=adopted)
+        reaper.join()
+        assert process.returncode == -signal.SIGTERM
+    assert predicted["stopped"] == done["stopped"] == ["mine.service", f"pid {process.pid}"]
+    assert host.systemctl()[0] == "disable --now --quiet mine.service"
+
+
+def test_a_process_that_does_not_end_changes_no_file(host: Host, sglang_units: ModuleType) -> None:
+    sglang_units.adopt.WAIT_SECONDS = 0.0
+    with subprocess.Popen([sys.executable, "-c", STUBBORN], stdin=-1, stdout=-1) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        result = host.run(host.service(), adopted={"units": [], "pids": [process.pid]})
+        process.kill()
+    assert result["msg"] == f"these processes do not end; no file was changed: [{process.pid}]"
+    assert names(host.units) == set()
