@@ -34,7 +34,7 @@ case "$1 $2" in
 show*) shift 2; for unit; do grep -qx "$unit" {enabled} && echo UnitFileState=enabled || echo UnitFileState=
        echo; done;;
 enable*) shift 2; for unit; do echo "$unit" >> {enabled}; done;;
-*--now) shift 3; for unit; do test -e {units}/"$unit" && echo "$unit" >> {stopped_with_file}; done;;
+*--now) shift 3; for unit; do test ! -e {units}/"$unit" || echo "$unit" >> {stopped_with_file}; done;;
 disable*) shift 2; for unit; do sed -i "/^$unit$/d" {enabled}; done;;
 esac
 """
