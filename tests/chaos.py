@@ -1,9 +1,9 @@
 """Kill a deploy at random points, run it once more, and compare with a deploy that nobody killed.
 
 ``python -m tests.chaos --inventory DIR --host NAME [--points 50] [--seed N]``, with a sandbox host that has
-been deployed to. The change flips one flag of all instances, there and back. It is ended by SIGKILL of ansible,
-by SIGKILL of the host's sshd, or by a power cut of the host. At once after it, every known-good state and every
-file must be whole; after one more run, the host must be as after an uninterrupted one.
+been deployed to. The change flips one flag of all instances, there and back. It is ended by SIGKILL of
+ansible, by SIGKILL of the host's sshd, or by a power cut of the host. At once after it, every known-good state
+and every file must be whole; after one more run, the host must be as after an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ sys.path.insert(0, "/opt/sglang/kit")
 from sglang_kit import state, systemd
 store = state.Store()
 found = {"files": {}, "instances": {}}
-for pattern in ("etc/systemd/system/sglang*", "etc/sglang/*.json", "etc/sglang/*.env", "var/lib/sglang/*.json"):
+for pattern in ("etc/systemd/system/sglang*", "etc/sglang/*", "var/lib/sglang/*.json"):
     for place in pathlib.Path("/").glob(pattern):
         if place.is_file():
             found["files"][str(place)] = hashlib.sha256(place.read_bytes()).hexdigest()
