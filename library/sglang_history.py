@@ -41,6 +41,7 @@ instances:
       known_good: 20261129T101502Z-0123abcd
       running: 20261129T101502Z-0123abcd
       target: 20261129T101502Z-0123abcd
+      runs: {name: chat, host: 127.0.0.1, port: 30001, drain: null}
       states:
         - id: 20261129T181502Z-667903be
           made: "2026-11-29T18:15:02+00:00"

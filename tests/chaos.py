@@ -2,8 +2,8 @@
 
 ``python -m tests.chaos --inventory DIR --host NAME [--points 50] [--seed N]``, with a sandbox host that has
 been deployed to. The change flips one flag of all instances, there and back. It is ended by SIGKILL of
-ansible, by SIGKILL of the host's sshd, or by a power cut of the host. At once after it, every known-good state
-and every file must be whole; after one more run, the host must be as after an uninterrupted one.
+ansible, by SIGKILL of the host's sshd, or by a power cut of the host. At once after it, every known-good
+state and every file must be whole; after one more run, the host must be as after an uninterrupted one.
 """
 
 from __future__ import annotations

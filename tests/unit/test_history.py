@@ -65,7 +65,9 @@ def test_the_history_of_an_instance(store: Store, known: list[str]) -> None:
     }
     assert [one["id"] for one in told["states"]] == [*reversed(known)]
     assert "plan" not in told["states"][0], "the whole of it is in the state itself"
-    assert history.of_instance(store, "chat", None)["running"] is None
+    assert told["runs"]["name"] == "chat"
+    stopped = history.of_instance(store, "chat", None)
+    assert (stopped["running"], stopped["runs"]) == (None, {})
 
 
 def test_as_people_see_it(store: Store, known: list[str]) -> None:
