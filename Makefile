@@ -51,18 +51,15 @@ browser: setup ## Look at the plan's page in a real browser
 	scripts/packages chromium
 	$(BIN)/python -m pytest tests/browser
 
-SCENARIOS := real_engine faults default
-MORE_SCENARIOS := eight_gpus secrets alternative removed_instance
+# The longest first; each has its own hosts and ports, so that two run at once.
+SCENARIOS := real_engine faults rolling eight_gpus default drift alternative secrets removed_instance
 
-.PHONY: molecule more-molecule
+.PHONY: molecule
 molecule: setup ## Deploy to real systemd hosts: the real engine, and a replayed one for many cases and faults
 	$(MAKE) --jobs=2 --output-sync=target $(SCENARIOS:%=molecule-%)
 
-more-molecule: setup ## The scenarios that are not part of `make test`
-	$(MAKE) --keep-going --output-sync=target $(MORE_SCENARIOS:%=molecule-%)
-
-.PHONY: $(SCENARIOS:%=molecule-%) $(MORE_SCENARIOS:%=molecule-%)
-$(SCENARIOS:%=molecule-%) $(MORE_SCENARIOS:%=molecule-%): molecule-%:
+.PHONY: $(SCENARIOS:%=molecule-%)
+$(SCENARIOS:%=molecule-%): molecule-%:
 	$(BIN)/molecule test --scenario-name $*
 
 .PHONY: lint
