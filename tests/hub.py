@@ -21,7 +21,7 @@ TOKEN = "a-token-that-nobody-may-see"  # noqa: S105 - of a hub that lives as lon
 
 
 class Hub(model_share.Share):
-    """Notes what it was asked for; ``cut`` bytes into a file it hangs up, ``refusal`` answers everything."""
+    """Notes what it was asked for; hangs up ``cut`` bytes into any file; ``refusal`` answers everything."""
 
     def __init__(self, place: Path) -> None:
         super().__init__(place, TOKEN, ("127.0.0.1", 0))
@@ -53,11 +53,13 @@ class Handler(model_share.Handler):
         if not self.server.cut:
             super()._send(file)
             return
-        self.send_response(HTTPStatus.OK)
-        self.send_header("Content-Length", str(file.stat().st_size))
+        content = file.read_bytes()
+        first = int(self.headers.get("Range", "bytes=0-")[6:-1])
+        self.send_response(HTTPStatus.PARTIAL_CONTENT if first else HTTPStatus.OK)
+        self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
+        self.send_header("Content-Length", str(len(content) - first))
         self.end_headers()
-        self.wfile.write(file.read_bytes()[: self.server.cut])
-        self.close_connection = True
+        self.wfile.write(content[first : self.server.cut])
 
 
 def publish(place: Path, **changes: Any) -> None:  # noqa: ANN401 - as the marker's
