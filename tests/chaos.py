@@ -146,6 +146,7 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=50)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 16))  # noqa: S311 - no secret
     given = parser.parse_args()
+    os.environ.setdefault("ANSIBLE_SSH_COMMON_ARGS", f'-F "{ROOT}/.sandbox/ssh/config"')
     sys.stdout.write(f"seed {given.seed}\n")
     run(Chaos(given.inventory, given.host), given.points, given.seed)
 

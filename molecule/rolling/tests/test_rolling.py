@@ -213,7 +213,7 @@ def test_a_second_deploy_is_told_who_is_at_work_and_a_dead_one_does_not_block(
     assert show(host, UNITS[1], "ActiveState") == "activating"
     os.killpg(running.pid, signal.SIGKILL)
     running.wait()
-    third = deploy()
+    third = deploy(sglang_service_parallel=3)
     assert third.returncode == 0, third.stdout
     assert host.file("/run/sglang-deploy.lock").content_string == ""
     assert all(healthy(host, name) for name in NAMES)
