@@ -1,9 +1,9 @@
 """How long does the installation of an engine take, against a plain ``pip install`` of the same lock?
 
 ``python benchmarks/engine_install.py [--version V] [--python P] [--store D]``. Both install below ``D``,
-where uv's cache is, too, and the second time counts: their caches are warm then. A first run takes an index and
-35 GB of disk, of which uv's cache stays. The release is built as a deploy builds it, its test included, which
-pip has not. Ends with status 1 where the release takes longer.
+where uv's cache is, too. The second time counts: their caches are warm then. A first run takes an index and
+35 GB of disk, of which uv's cache stays. The release is built as a deploy builds it, its test included,
+which pip has not. Ends with status 1 where the release takes longer.
 """
 
 from __future__ import annotations

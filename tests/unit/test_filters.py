@@ -112,6 +112,13 @@ def test_a_fault_of_the_host_reaches_the_user_too(evaluate: Evaluate) -> None:
         evaluate("instances | sglang_plan(host | combine({'reserved_gpus': '0'}))")
 
 
+def test_a_lock_of_another_version_reaches_the_user(evaluate: Evaluate) -> None:
+    lock = "('sglang==0.5.20 --hash=sha256:' ~ 'a' * 64)"
+    assert evaluate(f"{lock} | sglang_lock('0.5.20', {{}})").startswith("sglang==0.5.20 ")
+    with pytest.raises(AnsibleTemplateError, match=r"sglang_engine_lock: pins sglang==0\.5\.20"):
+        evaluate(f"{lock} | sglang_lock('0.5.23', {{}})")
+
+
 def test_a_fault_is_shown_with_its_place_in_the_inventory(tmp_path: Path) -> None:
     variables = tmp_path / "host_vars" / "metal.yml"
     variables.parent.mkdir()
