@@ -1,0 +1,105 @@
+"""A matrix is measured with the real engine, goes on after an abort, and leaves the host as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.on_host import ROOT, playbook, show, wait_until
+
+if TYPE_CHECKING:
+    from testinfra.host import Host
+
+INVENTORY = Path(__file__).parents[1] / "inventory"
+BEFORE = "/var/lib/sglang/benchmark.json"
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("artifacts")
+
+
+def options(artifacts: Path, *more: str) -> list[str]:
+    given = ("matrix=settings", f"sglang_artifacts_dir={artifacts}", *more)
+    return ["--limit=gpu_hosts", *(f"--extra-vars={one}" for one in given)]
+
+
+def benchmark(artifacts: Path, *more: str) -> str:
+    outcome = playbook(INVENTORY, "playbooks/benchmark.yml", *options(artifacts, *more))
+    assert outcome.returncode == 0, outcome.stdout
+    return outcome.stdout
+
+
+def record(artifacts: Path) -> list[dict[str, Any]]:
+    place = artifacts / "benchmark" / "settings" / "results.jsonl"
+    return [json.loads(line) for line in place.read_text(encoding="utf-8").splitlines()]
+
+
+def results(artifacts: Path) -> list[tuple[str, int, str]]:
+    return [(one["variant"], one["concurrency"], one["result"]) for one in record(artifacts)]
+
+
+def test_a_plan_alone_touches_nothing(host: Host, artifacts: Path) -> None:
+    kept = show(host, "sglang-tiny", "MainPID")
+    told = benchmark(artifacts, "plan_only=true")
+    assert "has no speculative algorithm for 'ddtree'" in told
+    assert results(artifacts) == [("ddtree", 1, "refused"), ("ddtree", 2, "refused")]
+    assert show(host, "sglang-tiny", "MainPID") == kept
+
+
+def test_an_aborted_run_goes_on_where_it_was(host: Host, artifacts: Path) -> None:
+    run = subprocess.Popen(
+        ["ansible-playbook", f"--inventory={INVENTORY}", "playbooks/benchmark.yml", *options(artifacts)],
+        cwd=ROOT,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_until(lambda: ("plain", 1, "measured") in results(artifacts), 600)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    assert show(host, "sglang-tiny", "ActiveState") == "inactive"
+    assert json.loads(host.file(BEFORE).content_string) == ["tiny"]
+
+    told = benchmark(artifacts)
+
+    assert results(artifacts).count(("plain", 1, "measured")) == 1
+    for variant in ("plain", "chunked"):
+        for clients in (1, 2):
+            assert (variant, clients, "measured") in results(artifacts)
+    assert "broken, 1, 2 clients: failed" in told
+    assert show(host, "sglang-tiny", "StatusText") == "ready"
+    assert not host.file(BEFORE).exists
+    assert show(host, "sglang-benchmark", "LoadState") == "not-found"
+    assert host.run("pgrep --full /etc/sglang/benchmark.plan.json").stdout == ""
+
+
+def test_each_result_tells_what_was_measured_of_what(artifacts: Path) -> None:
+    for one in record(artifacts):
+        if one["result"] == "measured":
+            assert one["engine_version"] == "0.5.23"
+            assert one["allocated"]["kv_tokens"] == 8192
+            assert one["measured"]["completed"] == 2 * one["concurrency"]
+            assert one["measured"]["output_throughput"] > 0
+            assert one["concurrency"] <= one["effective"]
+            assert one["plan"]["fingerprint"] == one["fingerprint"]
+        if one["result"] == "failed":
+            assert one["reason"]
+
+
+def test_a_finished_matrix_is_only_reported(host: Host, artifacts: Path) -> None:
+    kept = show(host, "sglang-tiny", "MainPID")
+    before = record(artifacts)
+    told = benchmark(artifacts)
+    assert record(artifacts) == before
+    assert show(host, "sglang-tiny", "MainPID") == kept
+    assert "of base" in told
+    page = (artifacts / "benchmark" / "settings" / "report.html").read_text(encoding="utf-8")
+    assert "Output tokens per second" in page
+    assert "<script" not in page
