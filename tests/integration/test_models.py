@@ -193,7 +193,7 @@ def test_a_file_that_is_lost_is_brought_again(site: Site) -> None:
 def test_the_library_of_the_oldest_lock_does_the_same(site: Site) -> None:
     install("models2", "old", LOCKS / "0.5.11.txt")
     download = {"path": f"{PLACE}-old", "copy_from": ""}
-    old = {"__sglang_engine_release": "/opt/sglang/old", "__sglang_service_plans": []}
+    old: dict[str, Any] = {"__sglang_engine_release": "/opt/sglang/old", "__sglang_service_plans": []}
     site.hub.cut = CUT
     site.play("--limit=models2", check=False, download=download, **old)
     site.hub.cut = 0
