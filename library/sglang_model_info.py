@@ -46,6 +46,11 @@ configs:
   type: dict
   returned: always
   sample: {/srv/models/qwen: {architectures: [Qwen3ForCausalLM]}}
+fingerprints:
+  description: What tells whether the files of a model were replaced, by directory.
+  type: dict
+  returned: always
+  sample: {/srv/models/qwen: 9f86d081884c7d65.2c26b46b68ffc68f}
 weight_bytes:
   description: Bytes of the tensors in safetensors files, by directory; 0 for other formats.
   type: dict
@@ -82,12 +87,20 @@ def main() -> None:
     problems: list[str] = []
     configs = {}
     weight_bytes = {}
+    fingerprints = {}
     for wanted in model_files.wanted(module.params["plans"]):
         files, faults = model_files.judge(wanted, model_files.look(wanted.path, uid=uid, gids=gids))
         configs[wanted.path] = files.config
         weight_bytes[wanted.path] = files.weight_bytes
+        fingerprints[wanted.path] = model_files.fingerprint(wanted.path)
         problems += map(str, faults)
-    module.exit_json(changed=False, problems=problems, configs=configs, weight_bytes=weight_bytes)
+    module.exit_json(
+        changed=False,
+        problems=problems,
+        configs=configs,
+        fingerprints=fingerprints,
+        weight_bytes=weight_bytes,
+    )
 
 
 if __name__ == "__main__":

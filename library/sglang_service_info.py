@@ -57,6 +57,7 @@ instances:
       main_pid: 4711
       invocation: 5c1ac8ca8c1f4b4d8e2f4a0d3f4a0a11
       fingerprint: 667903beab97f70c
+      changed: ""
       status: ready
       restarts: 0
       holds: {name: chat, host: 127.0.0.1, port: 30001, nccl_port: 20001, gpus: ["1"], shared: false}
@@ -88,7 +89,7 @@ adopted:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_kit import adopt, fingerprint, roll, state, status, systemd
+from ansible.module_utils.sglang_kit import adopt, fingerprint, present, roll, state, status, systemd
 
 ARGUMENTS = {
     "plans": {"type": "list", "elements": "dict", "required": True},
@@ -102,7 +103,8 @@ def main() -> None:
     """Read and report."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     plans, given = module.params["plans"], module.params["adopt"]
-    units = {plan["name"]: plan["unit"] for plan in plans}
+    wanted = {plan["name"]: plan for plan in plans}
+    units = {name: plan["unit"] for name, plan in wanted.items()}
     states = systemd.unit_states(list(units.values()))
     store = state.Store(module.params["states"])
     installed = status.installed_plans(module.params["config_directory"])
@@ -118,6 +120,7 @@ def main() -> None:
             "main_pid": seen.main_pid,
             "invocation": seen.invocation,
             "fingerprint": mark,
+            "changed": present.changed(wanted[name], seen.main_pid),
             "status": seen.status_text,
             "restarts": seen.restarts,
             "holds": roll.place(known["plan"] if known else installed.get(name)) if seen.main_pid else None,

@@ -1,9 +1,9 @@
 """Is what runs what was asked for?
 
 A fingerprint covers what makes a difference to the running engine: release, argv, environment, the unit's
-account, limits, devices and template, and a slow hash of each secret. It does not cover comments, file layout
-or the version of this kit. It stands in the unit's environment, so that the running process itself says what
-it was started with: ``systemctl show`` would tell of the file on disk instead.
+account, limits, devices and template, the files of its models, and a slow hash of each secret. It does not
+cover comments, file layout or the version of this kit. It stands in the unit's environment, so that the
+running process itself says what it was started with: ``systemctl show`` would tell of the file on disk.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ def fingerprint(
     argv: Sequence[str],
     environment: Mapping[str, str],
     unit: Mapping[str, object],
+    models: Mapping[str, str] | None = None,
     secrets: Mapping[str, str] | None = None,
 ) -> str:
     """16 hexadecimal digits; the order of flags counts (the engine lets the last one win).
 
-    ``unit`` holds what the unit's text says besides the command. ``secrets`` holds a mark of each, so that a
-    changed key restarts its instance.
+    ``unit`` holds what the unit's text says besides the command, ``models`` a fingerprint of each model's
+    files and ``secrets`` a mark of each: what is replaced restarts its instance.
     """
     content = {
         "argv": list(argv),
         "environment": {name: text for name, text in environment.items() if name != VARIABLE},
         "unit": dict(unit),
+        **({"models": dict(models)} if models else {}),
         **({"secrets": dict(secrets)} if secrets else {}),
     }
     text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
@@ -65,16 +67,20 @@ def actions(plans: Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -> 
             wanted=plan["fingerprint"],
             running=seen.get("fingerprint"),
             active=seen.get("active", "inactive"),
+            changed=seen.get("changed", ""),
         )
         decided.append(asdict(action))
     return decided
 
 
-def decide(*, name: str, wanted_state: str, wanted: str, running: str | None, active: str) -> Action:
+def decide(
+    *, name: str, wanted_state: str, wanted: str, running: str | None, active: str, changed: str = ""
+) -> Action:
     """Compare the wanted state with the running process, not with files that just changed.
 
     ``running`` is the fingerprint in the environment of the unit's main process, ``None`` where no
-    process runs; ``active`` is systemd's ActiveState. An interrupted run therefore heals on the
+    process runs; ``active`` is systemd's ActiveState; ``changed`` names what was changed by hand in what
+    the process was started with. An interrupted run therefore heals on the
     next one: whatever still runs with another fingerprint is restarted then.
     """
     alive = active in {"active", "activating", "reloading"}
@@ -85,6 +91,7 @@ def decide(*, name: str, wanted_state: str, wanted: str, running: str | None, ac
         (not alive, "start", f"is {active}"),
         (running is None, "restart", "has no main process with a fingerprint"),
         (running != wanted, "restart", f"runs {running}, wanted is {wanted}"),
+        (bool(changed), "restart", f"was started with {changed}"),
         (active == "activating", "prove", "is starting with what is wanted"),
     ]
     return _first(name, starts, "runs what is wanted")

@@ -65,6 +65,8 @@ class HostSettings:
     group: str = "sglang"
     unit_template: str = ""
     """The text of which units are made; only a difference in it counts."""
+    model_fingerprints: Mapping[str, str] | None = None
+    """What ``sglang_model_info`` saw of the models' files, by directory; None before contact."""
     drain: hook.Hook = None
     undrain: hook.Hook = None
     """Hooks of every instance that has none of its own."""
@@ -284,10 +286,12 @@ def _plan(
     devices = list(NVIDIA_DEVICES) if instance.gpus else []
     account = {"user": settings.user, "group": settings.group}
     template = unit.essence(settings.unit_template)
+    seen = settings.model_fingerprints or {}
     mark = fingerprint.fingerprint(
         argv=argv,
         environment=environment,
         unit={**limits, **account, "device_allow": devices, "template": template},
+        models={path: seen[path] for path in seen if path in (instance.model, instance.strategy.draft_model)},
         secrets=marks,
     )
     environment[fingerprint.VARIABLE] = mark

@@ -140,11 +140,31 @@ def digests(plan: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def changed(plan: Mapping[str, Any], main_pid: int) -> str:
+    """Say what of its plan a running process was not started with; "" for nothing.
+
+    With a drop-in nothing is said: whoever wrote it has their reasons, and a restart would change nothing.
+    """
+    running = _running(plan, main_pid)
+    if not running:
+        return ""
+    other = [name for name, text in plan["environment"].items() if running["environment"].get(name) != text]
+    found = [
+        *(["other arguments"] if running["argv"] != plan["argv"] else []),
+        *(f"another {name}" for name in other),
+    ]
+    return "" if not found or drop_ins(plan) else ", ".join(found)
+
+
+def drop_ins(plan: Mapping[str, Any]) -> list[str]:
+    """Name the drop-ins of a unit."""
+    return systemd.show([plan["unit"]], ("DropInPaths",))[plan["unit"]].get("DropInPaths", "").split()
+
+
 def files(plan: Mapping[str, Any]) -> dict[str, str]:
     """Read the unit, the environment file, and each drop-in by its path."""
-    drop_ins = systemd.show([plan["unit"]], ("DropInPaths",))[plan["unit"]].get("DropInPaths", "")
     places = {"unit": plan["unit_file"], "environment": plan["environment_file"]}
-    places.update({path: path for path in drop_ins.split()})
+    places.update({path: path for path in drop_ins(plan)})
     return {
         name: Path(place).read_text(encoding="utf-8", errors="replace") if Path(place).exists() else ""
         for name, place in places.items()

@@ -83,6 +83,14 @@ def test_what_has_to_be_done(
     assert decided == Action("chat", action, reason)
 
 
+def test_a_process_that_was_started_from_edited_files_is_restarted() -> None:
+    plans = [{"name": "chat", "state": "started", "fingerprint": WANTED}]
+    seen = {"active": "active", "fingerprint": WANTED, "changed": "another GREETING"}
+    assert actions(plans, {"chat": seen}) == [
+        {"name": "chat", "action": "restart", "reason": "was started with another GREETING"}
+    ]
+
+
 def test_one_action_for_each_plan_in_their_order() -> None:
     plans = [
         {"name": "chat", "state": "started", "fingerprint": WANTED},
@@ -103,6 +111,11 @@ def test_one_action_for_each_plan_in_their_order() -> None:
 
 def test_nothing_planned_nothing_done() -> None:
     assert actions([], {"chat": {"active": "active", "fingerprint": RUNNING}}) == []
+
+
+def test_replaced_model_files_count() -> None:
+    assert mark(models={}) == mark(models=None) == mark()
+    assert mark(models={"/m": "a.b"}) != mark(models={"/m": "a.c"})
 
 
 def test_a_secret_counts_by_its_mark() -> None:

@@ -263,6 +263,8 @@ def test_models_are_judged_for_their_account(tmp_path: Path, capsys: pytest.Capt
             "/nonesuch": {},
         }
         assert answer["weight_bytes"] == {str(tmp_path): 0, "/nonesuch": 0}
+        assert set(answer["fingerprints"]) == {str(tmp_path), "/nonesuch"}
+        assert answer["fingerprints"]["/nonesuch"] == ""
 
 
 DOWNLOAD = {"path": "/nonexistent/tiny", "repository": "somebody/tiny"}

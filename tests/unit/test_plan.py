@@ -134,6 +134,15 @@ def test_what_the_units_text_says_changes_the_fingerprint(settings: dict[str, st
     assert plan({**common, **settings})["fingerprint"] != plan(common)["fingerprint"]
 
 
+def test_replaced_model_files_change_the_fingerprint_and_those_of_others_do_not() -> None:
+    model = plan()["model"]
+    seen = [
+        plan({"model_fingerprints": marks})["fingerprint"] for marks in (None, {model: "a.b"}, {model: "a.c"})
+    ]
+    assert len(set(seen)) == 3
+    assert plan({"model_fingerprints": {"/other": "a.b"}})["fingerprint"] == seen[0]
+
+
 def test_what_people_read_in_it_does_not() -> None:
     other = TEMPLATE.replace("# a comment", "; another").replace("=x", "=y").replace("\n\n", "\n")
     assert plan({"unit_template": other})["fingerprint"] == plan({"unit_template": TEMPLATE})["fingerprint"]

@@ -204,6 +204,30 @@ def test_somebody_else_on_the_port_is_named(host: Host, monkeypatch: pytest.Monk
         assert present.held(host.plan(port=port)) == {f"port {port}": "held by a process that is not visible"}
 
 
+# --- what a process was started with -------------------------------------------------------------
+
+
+def test_a_process_that_runs_its_plan(host: Host) -> None:
+    plan = host.plan()
+    assert present.changed(plan, 0) == ""
+    run(host, 7, [*LAUNCHER, *plan["argv"]], {**plan["environment"], "HOME": "/", "MORE": "1"})
+    assert present.changed(plan, 7) == ""
+
+
+def test_a_process_that_was_started_from_edited_files(host: Host) -> None:
+    plan = host.plan()
+    run(host, 7, [*LAUNCHER, *plan["argv"], "--more"], {"GREETING": "bye", "PATH": "/usr/bin"})
+    assert present.changed(plan, 7) == "other arguments, another GREETING"
+
+
+def test_a_drop_in_has_its_reasons(host: Host) -> None:
+    plan = host.plan()
+    run(host, 7, [*LAUNCHER, *plan["argv"]], {"PATH": "/usr/bin"})
+    assert present.changed(plan, 7) == "another GREETING"
+    host.drop_ins = [host.directory / "override.conf"]
+    assert present.changed(plan, 7) == ""
+
+
 # --- by their words ------------------------------------------------------------------------------
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 INVOCATION = "0123456789abcdef0123456789abcdef"
 
+WAITS = [sys.executable, "-c", "print(flush=True); input()"]
 PLAN = {
     "name": "chat",
     "unit": "sglang-chat.service",
@@ -34,6 +35,8 @@ PLAN = {
     "shared": False,
     "release": "/opt/sglang/releases/a",
     "engine_version": "0.5.23",
+    "argv": WAITS,
+    "environment": {},
     "state": "started",
     "fingerprint": "667903beab97f70c",
 }
@@ -62,9 +65,8 @@ def test_the_documentation_says_what_the_module_takes(info: ModuleType) -> None:
 def test_units_are_read_in_one_call_and_the_fingerprint_from_the_process(
     info: ModuleType, tools: Tools, capsys: pytest.CaptureFixture[str], tmp_path: Path, check: bool
 ) -> None:
-    command = [sys.executable, "-c", "print(flush=True); input()"]
     with subprocess.Popen(
-        command,
+        WAITS,
         env={**os.environ, VARIABLE: "667903beab97f70c"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -87,6 +89,7 @@ def test_units_are_read_in_one_call_and_the_fingerprint_from_the_process(
             "main_pid": process.pid,
             "invocation": INVOCATION,
             "fingerprint": "667903beab97f70c",
+            "changed": "",
             "status": "ready",
             "restarts": 2,
             "holds": None,
@@ -100,6 +103,7 @@ def test_units_are_read_in_one_call_and_the_fingerprint_from_the_process(
             "main_pid": 0,
             "invocation": "",
             "fingerprint": None,
+            "changed": "",
             "status": "",
             "restarts": 0,
             "holds": None,
@@ -128,7 +132,7 @@ def test_what_a_process_holds_is_what_it_was_started_with(
     seen = {}
     for mark in ("a" * 16, "b" * 16):
         with subprocess.Popen(
-            [sys.executable, "-c", "print(flush=True); input()"],
+            WAITS,
             env={**os.environ, VARIABLE: mark},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

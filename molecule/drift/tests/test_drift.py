@@ -129,8 +129,7 @@ def test_a_variable_changed_in_the_file_and_in_the_process(host: Host, artifacts
     told = status(artifacts)
     assert "chat: variable GREETING: bye, deployed hello" in told
     assert ("environment", "GREETING", "hello", "bye") in rows(difference(artifacts, "against=running"))
-    deploy()
-    host.check_output("systemctl restart sglang-chat")
+    assert "restart chat: was started with another GREETING" in deploy()
     assert status(artifacts) == ""
 
 
@@ -150,11 +149,15 @@ def test_a_process_on_the_port_is_named_and_refused(host: Host, artifacts: Path)
     assert status(artifacts) == ""
 
 
-def test_a_replaced_model_is_told(host: Host, artifacts: Path) -> None:
+def test_a_replaced_model_is_told_and_loaded(host: Host, artifacts: Path) -> None:
+    kept = show(host, "sglang-chat", "MainPID")
     host.check_output("touch --date=2001-02-03 /var/models/tiny-gpt2/model.safetensors")
     assert "chat: model files: " in status(artifacts)
     ((kind, name, _, _),) = rows(difference(artifacts))
     assert (kind, name) == ("model", "files")
+    deploy()
+    assert show(host, "sglang-chat", "MainPID") != kept
+    assert status(artifacts) == ""
 
 
 def test_a_host_is_cleared_as_it_is_told(host: Host) -> None:
