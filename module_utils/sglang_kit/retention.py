@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 UNITS = Path("/etc/systemd/system")
 PLANS = Path("/etc/sglang")
-_LEFTOVERS = (".building-", ".removing-")
 _REMOVING = ".removing-"
+_HALF = (".building-", _REMOVING)
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,17 @@ def look(root: str, states: Store) -> Found:
     needed |= {Path(path).name for path in states.releases()}
     with contextlib.suppress(OSError):
         needed.add(Path(root, "current").readlink().name)
-    left = [place for folder in (places, Path(root, "uv")) for place in folder.glob(".*")]
     return Found(
         releases=tuple(place.parent.name for place in reversed(markers)),
         needed=frozenset(needed),
-        leftovers=tuple(sorted(str(place) for place in left if place.name.startswith(_LEFTOVERS))),
+        leftovers=tuple(sorted(map(str, _leftovers(root)))),
     )
+
+
+def _leftovers(root: str) -> list[Path]:
+    """Find what interrupted runs have left: half a release, half a uv, and packages brought for a build."""
+    hidden = [place for name in ("releases", "uv") for place in Path(root, name).glob(".*")]
+    return [*(place for place in hidden if place.name.startswith(_HALF)), *Path(root, "packages").glob("*")]
 
 
 def _names(place: Path) -> list[str]:
@@ -92,9 +97,8 @@ def remove(root: str, names: Sequence[str], cache: str) -> None:
         for name in names:
             (places / name).rename(places / f"{_REMOVING}{name}")
             Path(root, "locks", f"{name}.txt").unlink(missing_ok=True)
-        for place in [*places.glob(".*"), *Path(root, "uv").glob(".*")]:
-            if place.name.startswith(_LEFTOVERS):
-                shutil.rmtree(place)
+        for place in _leftovers(root):
+            shutil.rmtree(place)
         if names:
             _forget(Path(cache))
 

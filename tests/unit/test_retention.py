@@ -119,11 +119,12 @@ def test_a_running_process_keeps_what_it_was_started_from_and_what_it_has_open(h
 def test_a_removed_release_takes_its_lock_along_and_leftovers_go(host: Host) -> None:
     for name in NAMES:
         (host.place / "locks" / f"{name}.txt").touch()
-    for left in ("releases/.building-x", "releases/.removing-y", "uv/.building-0.13"):
+    for left in ("packages/0.5.20-z", "releases/.building-x", "releases/.removing-y", "uv/.building-0.13"):
         (host.place / left / "half").mkdir(parents=True)
     (host.place / "releases" / "of somebody else").mkdir()
     found = host.look()
     assert [left.rpartition("/")[2] for left in found.leftovers] == [
+        "0.5.20-z",
         ".building-x",
         ".removing-y",
         ".building-0.13",
