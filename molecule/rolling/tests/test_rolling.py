@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from testinfra.host import Host
 
 INVENTORY = Path(__file__).parents[1] / "inventory"
-testinfra_hosts = ["ansible://molecule-rolling1"]
 NAMES = ["one", "two", "three"]
 UNITS = [f"sglang-{name}.service" for name in NAMES]
 DIES = {"SGLANG_REPLAY_DIE_AT": "Load weight end"}
@@ -54,7 +53,7 @@ def pools(host: Host, name: str) -> dict[str, Any]:
 
 
 def files(host: Host) -> dict[str, str]:
-    listed = host.check_output("sha256sum /etc/systemd/system/sglang* /etc/sglang/*.json /etc/sglang/*.env")
+    listed = host.check_output("find /etc/systemd/system/sglang* /etc/sglang -type f -exec sha256sum {} +")
     return {path: digest for digest, path in (line.split() for line in listed.splitlines())}
 
 
@@ -97,6 +96,7 @@ def test_a_change_that_fails_on_the_second_of_three(host: Host, other: Host) -> 
     assert host.run(f"ls {STATES}/two/failures/*/journal.log").rc == 0
 
 
+@pytest.mark.usefixtures("host")  # which keeps it in its place
 def test_its_history_is_told() -> None:
     outcome = run("playbooks/history.yml")
     assert outcome.returncode == 0, outcome.stdout
@@ -232,7 +232,7 @@ HOOKS: dict[str, object] = {
 
 
 def test_an_instance_leaves_the_load_balancer_before_it_stops_and_returns_when_ready(host: Host) -> None:
-    host.check_output("printf %s > /usr/local/bin/balancer", BALANCER)
+    host.check_output("printf '%%s' %s > /usr/local/bin/balancer", BALANCER)
     host.check_output("chmod 755 /usr/local/bin/balancer && touch /run/balancer-is-away")
     only_one: dict[str, object] = {**HOOKS, "flag": 4096, "sglang_service_instances": ["{{ one }}"]}
     assert deploy(**{**only_one, "flag": 8192}).returncode == 0

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from tests import chaos
 
-testinfra_hosts = ["ansible://molecule-rolling2"]
 INVENTORY = Path(__file__).parents[1] / "inventory"
 
 
