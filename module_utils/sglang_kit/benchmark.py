@@ -333,8 +333,8 @@ def lines(found: Sequence[Record], baseline: str) -> list[str]:
     """Lay out all results of a matrix beside the baseline on the same GPUs, and why others have none."""
     if not found:
         return ["no results yet"]
-    rows = table(_HEADINGS, [_row(one, found, baseline) for one in ordered(found)], right=_NUMBERS)
-    return [*rows, *_reasons(found, [])]
+    cells = [_row(one, found, baseline) for one in ordered(found, [baseline])]
+    return [*table(_HEADINGS, cells, right=_NUMBERS), *_reasons(found, [baseline])]
 
 
 def ordered(found: Sequence[Record], variants: Iterable[str] = ()) -> list[Record]:

@@ -69,10 +69,11 @@ def page(name: str, found: Sequence[Record], baseline: str) -> str:
     versions = ", ".join(sorted({one["engine_version"] for one in found}))
     hosts = ", ".join(sorted({one["host"] for one in found}))
     about = f"Benchmark on {hosts}, SGLang {versions}" if found else "No results yet"
-    variants = list(dict.fromkeys(one["variant"] for one in ordered(found)))
-    groups = dict.fromkeys((one["host"], one["group"]) for one in ordered(found))
+    rows = ordered(found, [baseline])
+    variants = list(dict.fromkeys(one["variant"] for one in rows))
+    groups = dict.fromkeys((one["host"], one["group"]) for one in rows)
     sections = [
-        _section([one for one in ordered(found) if (one["host"], one["group"]) == group], variants, baseline)
+        _section([one for one in rows if (one["host"], one["group"]) == group], variants, baseline)
         for group in groups
     ]
     heading = f'<h1>{escape(name)}</h1>\n<p class="soft">{escape(about)}</p>'

@@ -224,9 +224,9 @@ def test_results_stand_beside_the_baseline_on_the_same_gpus() -> None:
     lines = benchmark.lines(found, "none")
     rows = [line.split() for line in lines[2:6]]
     assert rows == [
-        ["one", "card", "mtp", "4", "300.0", "3.00", "81", "12.5", "2.50", "2.50", "measured"],
         ["one", "card", "none", "4", "100.0", "1.00", "81", "12.5", "2.50", "measured"],
         ["one", "card", "none", "16", "failed"],
+        ["one", "card", "mtp", "4", "300.0", "3.00", "81", "12.5", "2.50", "2.50", "measured"],
         ["four", "cards", "none", "4", "0.0", "81", "12.5", "2.50", "measured"],
     ]
     assert lines[6:] == ["", "one card, none, 16 clients: failed", "  out of memory"]
