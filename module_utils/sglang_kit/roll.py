@@ -134,10 +134,12 @@ def ending(
                 f"{name} was set back to its last good state {state}, which does not become ready any more:"
                 f" {again['state']} in stage {again['phase']}: {again['sentence']}"
             )
-        elif proof.get("failed"):
-            lines.append(f"{name} was set back to its last good state {state}; not proven: {proof['msg']}")
-        else:
+        elif name in (proof.get("instances") or {}):
             lines.append(f"{name} is back on its last good state {state} and serves")
+        else:
+            lines.append(
+                f"{name} was set back to its last good state {state}; not proven: {proof.get('msg')}"
+            )
     lines += [f"{name} was not set back: {reason}" for name, reason in stays.items()]
     lines += [f"not touched: {', '.join(untouched)}"] if untouched else []
     return "\n".join(lines)

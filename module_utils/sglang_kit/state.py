@@ -35,6 +35,7 @@ ROOT = "/var/lib/sglang/instances"
 KEEP = 10
 """States kept of an instance besides ``wanted`` and ``known-good``, the newest ones."""
 KEEP_FAILURES = 5
+KEEP_RESULTS = 20
 
 WANTED = "wanted"
 KNOWN_GOOD = "known-good"
@@ -225,7 +226,7 @@ class Store:
     def record(self, name: str, state: str, result: Mapping[str, Any]) -> None:
         """Note what became of a start; one that was ready makes the state known-good."""
         content = self.read(name, state)
-        content["results"].append(dict(result))
+        content["results"] = [*content["results"], dict(result)][-KEEP_RESULTS:]
         self._put(self._description(content, self._states(name) / state))
         if result["result"] in (READY, ROLLED_BACK):
             self.point(name, KNOWN_GOOD, state)

@@ -150,7 +150,8 @@ def test_what_is_done_follows_from_what_runs(evaluate: Evaluate) -> None:
 
 
 def test_the_end_of_a_roll_out_is_told(evaluate: Evaluate) -> None:
-    ends = "{'msg': 'disk full'} | sglang_ending({'states': {'chat': 's1'}, 'stays': {}}, {}, ['coder'])"
+    switched, proof = {"states": {"chat": "s1"}, "stays": {}}, {"instances": {"chat": {"state": "ready"}}}
+    ends = f"{{'msg': 'disk full'}} | sglang_ending({switched}, {proof}, ['coder'])"
     assert evaluate(ends).splitlines() == [
         "The roll-out ends here.",
         "disk full",

@@ -140,6 +140,7 @@ FAILURE = {
     "remedy": "copy it again",
     "saved": "artifacts/failures/ct200/chat/1",
 }
+SERVES = {"instances": {"chat": {"state": "ready"}}}
 
 
 def said(**changes: Any) -> list[str]:  # noqa: ANN401 - any argument
@@ -148,7 +149,7 @@ def said(**changes: Any) -> list[str]:  # noqa: ANN401 - any argument
 
 
 def test_the_end_tells_cause_and_what_runs_now() -> None:
-    assert said(back={"chat": "s1"}, untouched=["coder", "long"]) == [
+    assert said(back={"chat": "s1"}, proof=SERVES, untouched=["coder", "long"]) == [
         "The roll-out ends here.",
         "chat: failed in stage weights: model-00001.safetensors is cut off",
         "  what to do: copy it again",
@@ -167,7 +168,7 @@ def test_the_end_of_a_first_start() -> None:
 
 
 def test_the_end_of_what_did_not_even_start() -> None:
-    assert said(failures={}, message="No space left on device", back={"chat": "s1"})[1:] == [
+    assert said(failures={}, message="No space left on device", back={"chat": "s1"}, proof=SERVES)[1:] == [
         "No space left on device",
         "chat is back on its last good state s1 and serves",
     ]
@@ -175,11 +176,11 @@ def test_the_end_of_what_did_not_even_start() -> None:
 
 def test_a_last_good_state_that_is_good_no_more() -> None:
     again = {**FAILURE, "sentence": "out of memory"}
-    assert said(back={"chat": "s1"}, proof={"failed": True, "failures": {"chat": again}})[-1] == (
+    assert said(back={"chat": "s1"}, proof={"failures": {"chat": again}})[-1] == (
         "chat was set back to its last good state s1, which does not become ready any more:"
         " failed in stage weights: out of memory"
     )
-    assert said(back={"chat": "s1"}, proof={"failed": True, "msg": "no route"})[-1] == (
+    assert said(back={"chat": "s1"}, proof={"msg": "no route"})[-1] == (
         "chat was set back to its last good state s1; not proven: no route"
     )
 

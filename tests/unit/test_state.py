@@ -112,6 +112,14 @@ def test_history_is_bounded_but_what_is_needed_stays(store: Store) -> None:
     assert [state["id"] for state in store.history("chat")] == store.ids("chat")
 
 
+def test_results_are_bounded(store: Store) -> None:
+    made = stage(store)
+    for number in range(room.KEEP_RESULTS + 5):
+        store.record("chat", made, result(cause=str(number)))
+    kept = [one["cause"] for one in store.read("chat", made)["results"]]
+    assert kept == [str(number) for number in range(5, room.KEEP_RESULTS + 5)]
+
+
 def test_what_an_interrupted_run_left_is_no_state(store: Store, tmp_path: Path) -> None:
     first = stage(store, 1)
     states = tmp_path / "instances/chat/states"
