@@ -17,14 +17,20 @@ MAX_WIDTH = 1 << 24
 MAX_LIST = 100_000
 
 
-def read_json(text: str | bytes, *, where: str = "") -> dict[str, Any]:
-    """Parse a ``config.json``.
+def read_json(
+    text: str | bytes,
+    *,
+    where: str = "",
+    what: str = "config.json",
+    remedy: str = "copy the model's config.json again",
+) -> dict[str, Any]:
+    """Parse a JSON object, a ``config.json`` unless ``what`` names another; ``remedy`` helps if it is none.
 
     Raises ``ProblemsError`` for text that is too large, no JSON, nested too deep, or no object.
     """
     problem: str
     if len(text) > MAX_JSON_BYTES:
-        problem = f"has {len(text)} bytes, a config.json at most {MAX_JSON_BYTES}"
+        problem = f"has {len(text)} bytes, at most {MAX_JSON_BYTES} are read"
     else:
         try:
             found = json.loads(text)
@@ -36,7 +42,7 @@ def read_json(text: str | bytes, *, where: str = "") -> dict[str, Any]:
             if isinstance(found, dict):
                 return found
             problem = f"holds a {type(found).__name__} where an object belongs"
-    raise ProblemsError([Problem(where, "config.json", problem, "copy the model's config.json again")])
+    raise ProblemsError([Problem(where, what, problem, remedy)])
 
 
 class Reader:

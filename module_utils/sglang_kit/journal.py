@@ -102,6 +102,7 @@ class Event:
 class Pattern:
     """One row: a line that holds ``needle`` and matches ``regex`` is an event of this ``kind``.
 
+    The engine's own words begin its line; further on stands what users have sent (``--log-requests``).
     A named group's last word is its unit and decides its type (``_UNITS``). ``first`` and ``last``
     are the versions that print it (empty: up to the newest known one).
     """
@@ -133,19 +134,31 @@ _GIB = rf"-?{_DECIMAL}"
 _GRAPH = r"Capture (?P<what>.*?(?:cuda|CUDA|cpu|CPU) graph)"
 
 
-def _row(kind: str, needle: str, regex: str, **more: str) -> Pattern:
-    return Pattern(kind, needle, re.compile(regex), **more)
+_HEAD = r"^(?:\[[^\]]*\] ?)?(?:(?:[A-Z]+|RuntimeError): +)?"
+"""What may stand before the engine's own words: a prefix in brackets, and a level as uvicorn writes it."""
+
+
+def _row(
+    kind: str, needle: str, regex: str, *, source: str = ENGINE, anywhere: bool = False, **more: str
+) -> Pattern:
+    begin = _HEAD if source == ENGINE and not anywhere else ""
+    return Pattern(kind, needle, re.compile(begin + regex), source=source, **more)
 
 
 PATTERNS: tuple[Pattern, ...] = (
     # While serving: nearly all lines of a long log, so they are tried first
-    _row("batch", " batch, #", r"^(?:Prefill|Decode) batch, #"),
-    _row("access", ' HTTP/1.1" ', r'"(?:GET|POST|HEAD|PUT|DELETE) \S+ HTTP/1\.1" (?P<status_code>\d+)'),
+    _row("batch", " batch, #", r"(?:Prefill|Decode) batch, #"),
+    _row(
+        "access",
+        ' HTTP/1.1" ',
+        r'"(?:GET|POST|HEAD|PUT|DELETE) \S+ HTTP/1\.1" (?P<status_code>\d+)',
+        anywhere=True,
+    ),
     # Life of a start, in the order of a start
     _row(
         "usage_error",
         ": error: ",
-        r"^(?P<program>sglang(?: serve)?|launch_server\.py|__main__\.py): error: (?P<message>.*)",
+        r"(?P<program>sglang(?: serve)?|launch_server\.py|__main__\.py): error: (?P<message>.*)",
     ),
     _row("arguments", "server_args=", r"\bserver_args=(?:ServerArgs\(|\{)"),
     _row(
@@ -276,18 +289,28 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("notice", "no_buffer is not compatible", r"Disabling overlap schedule since mamba no_buffer"),
     _row("notice", "disable radix cache", r"Hybrid GDN model detected, disable radix cache"),
     _row("notice", "RLIMIT_NOFILE", r"Fail to set RLIMIT_NOFILE"),
-    _row("build_error", "Python.h", r"Python\.h: No such file or directory"),
-    _row("link_error", "shared libraries:", r"error while loading shared libraries: (?P<library>[^:\s]+)"),
+    _row("build_error", "Python.h", r"Python\.h: No such file or directory", anywhere=True),
+    _row(
+        "link_error",
+        "shared libraries:",
+        r"error while loading shared libraries: (?P<library>[^:\s]+)",
+        anywhere=True,
+    ),
     # The launcher's last word on the engine: it also knew what the engine answered over HTTP
     _row(
         "judged",
         "sglang-metal: the engine ",
-        r"^sglang-metal: the engine .+? (?:in stage \S+|while serving|while stopping): (?P<sentence>.*?)"
+        r"sglang-metal: the engine .+? (?:in stage \S+|while serving|while stopping): (?P<sentence>.*?)"
         r"(?: What to do: (?P<remedy>.*))? \[cause: (?P<cause>[\w-]+), phase: (?P<phase>\w+)\]$",
     ),
     # Progress bars
-    _row("progress", "%|", r"(?:^|\s)(?P<what>[^|]{0,80}?):?\s*(?P<done_percent>\d+)%\|"),
-    _row("progress", "% Completed |", r"(?P<what>[^|]{0,80}?):\s*(?P<done_percent>\d+)% Completed \|"),
+    _row("progress", "%|", r"(?:^|\s)(?P<what>[^|]{0,80}?):?\s*(?P<done_percent>\d+)%\|", anywhere=True),
+    _row(
+        "progress",
+        "% Completed |",
+        r"(?P<what>[^|]{0,80}?):\s*(?P<done_percent>\d+)% Completed \|",
+        anywhere=True,
+    ),
     # systemd, of the unit
     _row(
         "exec_failed",
@@ -427,7 +450,7 @@ _IGNORED = ("Exception ignored in", "Exception in ASGI application")
 _FATAL = re.compile(r"(?P<type>Fatal Python error): (?P<message>.*)")
 """Head of what Python's faulthandler writes when native code ends the process."""
 _FATAL_LINE = re.compile(r"\s|$|Current thread 0x|Thread 0x|Extension modules: ")
-_LAST_HANDLER = re.compile(r" hit an exception$|^Initialization failed")
+_LAST_HANDLER = re.compile(r"^\w+ hit an exception$|^Initialization failed")
 _TOP_FRAMES = (", in <module>", ", in _run_module_as_main", ", in _bootstrap")
 """First frame of a traceback that ended a process: the main one's, a spawned one's or a forked one's."""
 LONGEST_TRACEBACK = 5000
@@ -564,7 +587,7 @@ class Fold:
         event = self._read(piece)
         if event:
             yield event
-        if is_engine and (TRACEBACK in piece.text or _FATAL.match(piece.text)):
+        if is_engine and (piece.text.rstrip().endswith(TRACEBACK) or _FATAL.match(piece.text)):
             if pid in self._open:
                 yield self._open.pop(pid).event()
             self._open[pid] = _Traceback(piece, self._context(piece))
@@ -584,9 +607,17 @@ class Fold:
             if row.needle in text:
                 match = row.regex.search(text)
                 if match:
-                    found = _arguments(text) if row.kind == "arguments" else _typed(match)
-                    return Event(row.kind, found, (piece.line,), piece.rank)
+                    return _event(row, match, piece)
         return None
+
+
+def _event(row: Pattern, match: re.Match[str], piece: _Piece) -> Event | None:
+    """Type the fields of a line; one whose numbers are beyond all reason says nothing."""
+    try:
+        found = _arguments(piece.text) if row.kind == "arguments" else _typed(match)
+    except (ValueError, OverflowError):
+        return None
+    return Event(row.kind, found, (piece.line,), piece.rank)
 
 
 def _pieces(line: Line) -> Iterator[_Piece]:
@@ -657,6 +688,10 @@ RECORD_FIELDS = (
 """What ``parse_record`` reads besides the cursor, the times and the boot, which are always there."""
 
 
+_WHOLE = re.compile(r"\d{1,20}")
+_BYTE = range(256)
+
+
 def parse_record(raw: str | bytes) -> Record | None:
     """Read one line of ``journalctl -o json``; None for a line that is not a whole record.
 
@@ -665,20 +700,20 @@ def parse_record(raw: str | bytes) -> Record | None:
     """
     try:
         entry = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(entry, dict) or "MESSAGE" not in entry:
         return None
     message = _message(entry["MESSAGE"])
-    pid = _text(entry, "_PID")
+    pid = _whole(entry, "_PID")
     return Record(
         text=message or "",
         time=_microseconds(entry, "__MONOTONIC_TIMESTAMP"),
         wall=_microseconds(entry, "__REALTIME_TIMESTAMP"),
         boot=_text(entry, "_BOOT_ID"),
-        invocation=_text(entry, "_SYSTEMD_INVOCATION_ID") if pid != "1" else _text(entry, "INVOCATION_ID"),
+        invocation=_text(entry, "_SYSTEMD_INVOCATION_ID") if pid != 1 else _text(entry, "INVOCATION_ID"),
         source=_source(entry, pid),
-        pid=int(pid) if pid.isdigit() else None,
+        pid=pid,
         cursor=_text(entry, "__CURSOR"),
         whole=message is not None,
         broken=_text(entry, "_LINE_BREAK") == "line-max",
@@ -686,11 +721,19 @@ def parse_record(raw: str | bytes) -> Record | None:
 
 
 def _message(value: object) -> str | None:
-    if isinstance(value, list):
-        if all(isinstance(item, int) for item in value):
-            return bytes(value).decode(errors="backslashreplace")
-        return "\n".join(_message(item) or "" for item in value)
-    return value if isinstance(value, str) else None
+    text = _single(value)
+    if text is None and isinstance(value, list):
+        return "\n".join(_single(item) or "" for item in value)
+    return text
+
+
+def _single(value: object) -> str | None:
+    """Read a text or an array of bytes; what is neither, nor can be printed, does not end the reading."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, list) and all(isinstance(item, int) and item in _BYTE for item in value):
+        return bytes(value).decode(errors="backslashreplace")
+    return None
 
 
 def _text(entry: Mapping[str, object], name: str) -> str:
@@ -699,14 +742,18 @@ def _text(entry: Mapping[str, object], name: str) -> str:
 
 
 def _microseconds(entry: Mapping[str, object], name: str) -> float:
+    return (_whole(entry, name) or 0) / 1e6
+
+
+def _whole(entry: Mapping[str, object], name: str) -> int | None:
     digits = _text(entry, name)
-    return int(digits) / 1e6 if digits.isdigit() else 0.0
+    return int(digits) if _WHOLE.fullmatch(digits) else None
 
 
-def _source(entry: Mapping[str, object], pid: str) -> str:
+def _source(entry: Mapping[str, object], pid: int | None) -> str:
     if _text(entry, "_TRANSPORT") == "kernel":
         return KERNEL
-    if pid == "1":
+    if pid == 1:
         return SYSTEMD
     if _text(entry, "_TRANSPORT") == "driver":
         return JOURNALD
@@ -755,7 +802,7 @@ def record_lines(records: Iterable[Record], *, first: int = 1) -> Iterator[Line]
 
 _SYSLOG = re.compile(
     r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?|\d{4}-\d\d-\d\dT\S+) \S+"
-    r" (?P<name>[^\s\[:]+)(?:\[(?P<pid>\d+)\])?: (?P<text>.*)",
+    r" (?P<name>[^\s\[:]+)(?:\[(?P<pid>\d{1,20})\])?: (?P<text>.*)",
     re.DOTALL,
 )
 _RELAYED = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z |[\w.-]+ +\| ")
@@ -782,8 +829,12 @@ def parse_text(number: int, text: str) -> Line:
 
 
 @lru_cache(maxsize=8)
-def _seconds(date: str) -> float:
-    return float(timegm(strptime(date, "%Y-%m-%d %H:%M:%S")))
+def _seconds(date: str) -> float | None:
+    """Seconds since 1970; None where the digits of a stamp are no date."""
+    try:
+        return float(timegm(strptime(date, "%Y-%m-%d %H:%M:%S")))
+    except ValueError:
+        return None
 
 
 # --- pools ---------------------------------------------------------------------------------------

@@ -893,11 +893,14 @@ class Follower:
         return replace(seen, checks=run_checks(seen))
 
     def _fatal(self, *, ended: bool) -> Event | None:
-        """Return the first event after which this start cannot succeed."""
+        """Return the first event after which this start cannot succeed.
+
+        Once it serves, a traceback at the end of a log may be that of one request.
+        """
         for event in (*self._events, *self._recent):
             if event.kind in FATAL or (event.kind == "traceback" and event.fields["decisive"]):
                 return event
-        if ended and self._ready_since is None:
+        if ended and self._ready_since is None and all(event.kind != "ready" for event in self._events):
             return next((event for event in self._events if diagnosis.is_last_word(event, self._last)), None)
         return None
 

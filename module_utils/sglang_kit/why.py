@@ -17,7 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from .config_reader import read_json
 from .journal import ENGINE, SYSTEMD, Line, parse_record, parse_text, record_lines
+from .problem import ProblemsError
 from .quantity import human
 from .readiness import STAGE_NAMES, Expectation, Follower, Verdict
 from .systemd import SystemdError
@@ -28,8 +30,8 @@ if TYPE_CHECKING:
 
     from .journal import Record
 
-_LAUNCH = re.compile(r"launch_server\.py:\d+: UserWarning: 'python -m sglang\.launch_server'")
-_ARGUMENTS = re.compile(r"\bserver_args=(?:ServerArgs\(|\{)")
+_LAUNCH = re.compile(r"\S*launch_server\.py:\d+: UserWarning: 'python -m sglang\.launch_server'")
+_ARGUMENTS = re.compile(r"(?:\[[^\]]*\] )?server_args=(?:ServerArgs\(|\{)")
 
 
 def lines_of(raw: Iterable[bytes]) -> Iterator[tuple[Line, str]]:
@@ -91,8 +93,8 @@ class LastStart:
         self._invocation = self._invocation or invocation
         if line.source == ENGINE:
             self._has_output = True
-            self._launched = self._launched or bool(_LAUNCH.search(line.text))
-            self._has_arguments = self._has_arguments or bool(_ARGUMENTS.search(line.text))
+            self._launched = self._launched or bool(_LAUNCH.match(line.text))
+            self._has_arguments = self._has_arguments or bool(_ARGUMENTS.match(line.text))
         self._now = line.time or 0.0
         self._follower.feed([line], self._now)
 
@@ -104,8 +106,8 @@ class LastStart:
         if line.source != ENGINE:
             return False
         return bool(
-            (self._launched and _LAUNCH.search(line.text))
-            or (self._has_arguments and _ARGUMENTS.search(line.text))
+            (self._launched and _LAUNCH.match(line.text))
+            or (self._has_arguments and _ARGUMENTS.match(line.text))
         )
 
     def verdict(self) -> Verdict:
@@ -188,14 +190,16 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     try:
         text = _of_log(options) if options.log else _of_instances(options)
-    except (OSError, SystemdError) as error:
+    except (OSError, SystemdError, ProblemsError) as error:
         parser.error(str(error))
     sys.stdout.write(f"{text}\n")
     return 0
 
 
 def _of_log(options: argparse.Namespace) -> str:
-    plan = json.loads(options.plan.read_text(encoding="utf-8")) if options.plan else {}
+    plan = {}
+    if options.plan:
+        plan = read_json(options.plan.read_bytes(), what=str(options.plan), remedy="give the instance's plan")
     with _open(options.log) as raw:
         verdict, starts = explain(raw, Expectation.from_plan(plan))
     return _json(as_json(verdict, starts)) if options.json else as_text(verdict, starts)

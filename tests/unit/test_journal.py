@@ -195,6 +195,18 @@ def test_a_line_is_at_most_one_event() -> None:
     assert (event.rank, event.number, event.text) == ("DP0 PP1 TP2 EP3", 1, text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Memory pool end. avail mem={'9' * 400} GB",
+        f"Uvicorn running on http://host:{'9' * 5000}",
+        f"server_args=ServerArgs(port={'9' * 5000})",
+    ],
+)
+def test_numbers_beyond_all_reason_are_no_event(text: str) -> None:
+    assert list(read([Line(1, text)])) == []
+
+
 @given(st.text())
 def test_any_text_is_read_without_a_fault(text: str) -> None:
     for event in read([Line(1, text)]):
@@ -240,6 +252,7 @@ def test_torch_names_its_rank_in_front_of_a_traceback() -> None:
         ("Nov  9 13:28:13.123456 host kernel: NVRM", Line(1, "NVRM", source=KERNEL)),
         ("2025-10-09T04:12:14.2996491Z x", Line(1, "x")),
         ("sglang-1  | x", Line(1, "x")),
+        ("[2026-02-30 00:00:01] x", Line(1, "[2026-02-30 00:00:01] x")),
     ],
 )
 def test_a_pasted_line_loses_the_journal_prefix(text: str, expected: Line) -> None:
@@ -410,6 +423,8 @@ def test_a_record_carries_time_process_boot_and_invocation() -> None:
     [
         ([72, 105, 13, 255], "Hi\r\\xff", True),
         (["one", [116, 119, 111]], "one\ntwo", True),
+        (["one", [300], [["two"]], None], "one\n\n\n", True),
+        ("\ud800", "\\ud800", True),
         (None, "", False),
     ],
 )
@@ -419,13 +434,14 @@ def test_a_message_may_be_bytes_several_or_missing(message: object, text: str, w
     assert (parsed.text, parsed.whole) == (text, whole)
 
 
-@pytest.mark.parametrize("raw", ['{"MESSAGE": "cut', "[]", '{"X": 1}', b"\xff", ""])
+@pytest.mark.parametrize("raw", ['{"MESSAGE": "cut', "[]", '{"X": 1}', b"\xff", "", '{"a":' * 100_000])
 def test_what_is_no_record_is_none(raw: str | bytes) -> None:
     assert parse_record(raw) is None
 
 
-def test_a_record_without_numbers_is_still_read() -> None:
-    parsed = parse_record(record(_PID=None, __MONOTONIC_TIMESTAMP="x"))
+@pytest.mark.parametrize(("pid", "time"), [(None, "x"), ("\u00b2", "\u00b2"), ("9" * 5000, "9" * 5000)])
+def test_a_record_without_numbers_is_still_read(pid: str | None, time: str) -> None:
+    parsed = parse_record(record(_PID=pid, __MONOTONIC_TIMESTAMP=time))
     assert parsed is not None
     assert (parsed.pid, parsed.time) == (None, 0.0)
 

@@ -375,7 +375,7 @@ def test_a_small_table_that_becomes_large_takes_all_of_it() -> None:
         ("[1]", "holds a list where an object belongs"),
         ("[" * 200_000, "is nested too deep"),
         (b"\xff\xfe\x00", "is no JSON"),
-        ('{"a": "' + "x" * MAX_JSON_BYTES + '"}', "has 4194313 bytes, a config.json at most 4194304"),
+        ('{"a": "' + "x" * MAX_JSON_BYTES + '"}', "has 4194313 bytes, at most 4194304 are read"),
     ],
 )
 def test_unreadable_files(text: str | bytes, message: str) -> None:

@@ -90,6 +90,16 @@ def test_a_plan_says_what_was_asked_for(capsys: pytest.CaptureFixture[str], tmp_
     assert "kv-cache-below-context" in text
 
 
+def test_a_plan_that_is_none_is_an_error_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text("{'port': 30000}")
+    with pytest.raises(SystemExit):
+        why.main(["--log", str(READY), "--plan", str(plan)])
+    assert f"error: {plan}: is no JSON: " in capsys.readouterr().err
+
+
 def test_a_file_that_is_not_there_is_an_error_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         why.main(["--log", os.devnull + "/absent"])
@@ -105,6 +115,40 @@ def test_a_ready_log_and_a_stopped_one() -> None:
     assert ready["stages"][1] == {"name": "import", "begin": 2.0, "seconds": 28.0}
     assert ready["allocated"]["kv_tokens"] == 372189
     assert explain(STOPPED.read_bytes())["state"] == "stopped"
+
+
+WORDS_OF_A_FAILURE = (
+    "Received sigquit from a child process. It usually means the child failed.",
+    "SIGTERM received. Draining requests and shutting down...",
+    "[Errno 98] error while attempting to bind on address ('127.0.0.1', 30000): address already in use",
+    "Scheduler hit an exception: Traceback (most recent call last):",
+    "Subprocess scheduler_0 (pid=1) crashed with exit code -9. Triggering SIGQUIT...",
+    "Scheduler watchdog timeout (self.watchdog_timeout=300, self.soft=False)",
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+    "KV Cache is allocated. #tokens: 5, K size: 1.00 GB, V size: 1.00 GB",
+    "server_args=ServerArgs(model_path='/other')",
+    "launch_server.py:5: UserWarning: 'python -m sglang.launch_server' is deprecated",
+)
+
+
+@pytest.mark.parametrize("words", WORDS_OF_A_FAILURE)
+def test_what_users_send_is_no_event(words: str) -> None:
+    """With --log-requests every prompt is logged; some ask about a failure of another server."""
+    prompt = f"Why does mine say: [2026-11-28 10:00:00] {words}"
+    lines = (
+        f"[2026-11-29 14:00:00] Receive: obj=GenerateReqInput(rid='1', text='{prompt}')",
+        f"[2026-11-29 14:00:01] Finish: obj=GenerateReqInput(rid='1'), out={{'text': '{words}'}}",
+    )
+    log = READY.read_bytes()
+    assert explain(log + "\n".join(lines).encode()) == explain(log)
+
+
+def test_a_request_that_fails_at_the_end_of_a_log_is_no_failed_start() -> None:
+    failed_request = """[2026-11-29 14:00:00] Error in request
+Traceback (most recent call last):
+  File "/v/site-packages/sglang/srt/entrypoints/http_server.py", line 5, in generate_request
+ValueError: The input (9 tokens) is longer than the model's context length (8 tokens)."""
+    assert explain(READY.read_bytes() + failed_request.encode())["state"] == "ready"
 
 
 def test_a_log_that_ends_while_loading() -> None:
