@@ -42,10 +42,10 @@ PLATFORMS = (
 
 
 def holding(text: str, python: str) -> list[str]:
-    """List the requirements of a lock that hold on a host with this Python, without their markers."""
+    """List the requirements of a lock that hold with this Python (as 3.11.2), without their markers."""
     host = {
-        "python_version": python,
-        "python_full_version": f"{python}.0",
+        "python_version": python.rpartition(".")[0],
+        "python_full_version": python,
         "implementation_name": "cpython",
         "platform_python_implementation": "CPython",
         "platform_machine": gates.MACHINE,
@@ -72,69 +72,77 @@ def environment() -> dict[str, str]:
     return {**kept, **os.environ, "PIP_CONFIG_FILE": os.devnull}
 
 
-def download(requirements: list[str], python: str, target: Path, own: Path | None) -> None:
-    """Let pip find the wheels for hosts with this Python, and check them against their hashes."""
+def download(requirements: list[str], python: str, target: Path, own: Path) -> None:
+    """Let pip find the wheels for hosts with this Python, also in ``own``, and check their hashes."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(requirements))
         file.flush()
         subprocess.run(
             [
                 *(*PIP, "download", "--quiet", "--disable-pip-version-check", "--no-cache-dir"),
-                *("--no-deps", "--require-hashes", "--only-binary", ":all:"),
-                *(
-                    "--implementation",
-                    "cp",
-                    "--python-version",
-                    python,
-                    "--abi",
-                    f"cp{python.replace('.', '')}",
-                ),
+                *("--no-deps", "--require-hashes", "--only-binary=:all:", "--implementation=cp"),
+                *(f"--python-version={python}", f"--abi=cp{python.replace('.', '')}"),
                 *(f"--platform={platform}" for platform in PLATFORMS),
-                *(("--find-links", str(own)) if own else ()),
-                *("--dest", str(target), "--requirement", file.name),
+                *("--find-links", str(own), "--dest", str(target), "--requirement", file.name),
             ],
             check=True,
             env=environment(),
         )
 
 
+def fetch(text: str, pythons: list[str], own: list[Path], scratch: Path) -> list[Path]:
+    """Bring the wheels of a lock, and uv's; those that are there from the last time are not brought again."""
+    links = scratch / "own"
+    links.mkdir()
+    for path in own:
+        (links / path.name).symlink_to(path.resolve())
+    place = ROOT / "dist/wheels" / f"{checksum(text)[:12]}-{'-'.join(pythons)}"
+    place.mkdir(parents=True, exist_ok=True)
+    uv = (ENGINE_FILES / "uv.txt").read_text(encoding="utf-8")
+    for python in pythons:
+        # Some packages are for the first patch releases alone.
+        for requirements in {tuple(holding(text, f"{python}.{patch}")) for patch in (0, 99)}:
+            download([*requirements, uv], python, place, links)
+    return list(place.iterdir())
+
+
+def checksum(text: str) -> str:
+    """Compute the SHA-256 of a lock."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def texts_of(text: str) -> dict[str, str]:
+    """Write what goes into a bundle besides wheels, by name: the lock, the OS packages and the kit."""
+    packages = yaml.safe_load(HOST_DEFAULTS.read_text(encoding="utf-8"))["sglang_host_packages"]
+    kit_files = {f"kit/{name}": source for name, source in kit.texts().items()}
+    return {"lock.txt": text, "packages.txt": "\n".join(packages) + "\n", **kit_files}
+
+
+def supported(version: str) -> list[str]:
+    """List the Pythons of a version."""
+    facts = engine.facts(version, allow_untested=True)
+    (major, first), (_, last) = facts.python_first, facts.python_last
+    return [f"{major}.{minor}" for minor in range(first, last + 1)]
+
+
 def collect(arguments: argparse.Namespace) -> Path:
     """Write the bundle."""
-    lock = arguments.lock or ENGINE_FILES / "locks" / f"{arguments.version}.txt"
-    wheels = {path.name: bundle.digest(path) for path in arguments.wheel}
-    text = lockfile.effective(lock.read_text(encoding="utf-8"), version=arguments.version, wheels=wheels)
-    facts = engine.facts(arguments.version, allow_untested=True)
-    (major, first), (_, last) = facts.python_first, facts.python_last
-    pythons = sorted(arguments.python or [f"{major}.{minor}" for minor in range(first, last + 1)])
-    checksum = hashlib.sha256(text.encode()).hexdigest()
-    uv = (ENGINE_FILES / "uv.txt").read_text(encoding="utf-8")
-    found = ROOT / "dist/wheels" / f"{checksum[:12]}-{'-'.join(pythons)}"
-    found.mkdir(parents=True, exist_ok=True)
+    version = arguments.version
+    lock = arguments.lock or ENGINE_FILES / "locks" / f"{version}.txt"
+    own = {path.name: bundle.digest(path) for path in arguments.wheel}
+    text = lockfile.effective(lock.read_text(encoding="utf-8"), version=version, wheels=own)
+    pythons = sorted(arguments.python or supported(version))
+    target: Path = arguments.output or ROOT / "dist" / f"sglang-{version}-{checksum(text)[:12]}.tar"
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        for path in arguments.wheel:
-            (scratch / path.name).symlink_to(path.resolve())
-        for python in pythons:
-            download([*holding(text, python), uv], python, found, scratch if arguments.wheel else None)
-        packages = yaml.safe_load(HOST_DEFAULTS.read_text(encoding="utf-8"))["sglang_host_packages"]
-        texts = {
-            "lock.txt": text,
-            "packages.txt": "\n".join(packages) + "\n",
-            **{f"kit/{name}": source for name, source in kit.texts().items()},
-        }
-        sources = {f"{bundle.WHEELS}/{path.name}": path for path in found.iterdir()}
-        for name, content in texts.items():
-            sources[name] = scratch / name
+        wheels = fetch(text, pythons, arguments.wheel, scratch)
+        sources = {f"{bundle.WHEELS}/{path.name}": path for path in wheels}
+        for name, content in texts_of(text).items():
+            sources[name] = scratch / "texts" / name
             sources[name].parent.mkdir(parents=True, exist_ok=True)
             sources[name].write_text(content, encoding="utf-8")
-        manifest = bundle.Manifest(
-            engine_version=arguments.version,
-            lock=checksum,
-            pythons=tuple(pythons),
-            files={name: bundle.digest(path) for name, path in sources.items()},
-        )
-        target: Path = arguments.output or ROOT / "dist" / f"sglang-{arguments.version}-{checksum[:12]}.tar"
-        bundle.write(target, manifest, sources)
+        files = {name: bundle.digest(path) for name, path in sources.items()}
+        bundle.write(target, bundle.Manifest(version, checksum(text), tuple(pythons), files), sources)
     return target
 
 
