@@ -42,7 +42,7 @@ from .resolution import Card
 from .settings import CommandLine, Settings, read_argv
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from .engine import EngineFacts
     from .shapes import Model
@@ -214,15 +214,15 @@ def _answer(found: Prediction, line: CommandLine, model: Model) -> dict[str, Any
     return answer
 
 
-def run(lines: TextIO, output: TextIO, *, base: Path) -> int:
+def run(lines: Iterable[bytes], output: TextIO, *, base: Path) -> int:
     """Answer every line; return 1 where a line could not be read, else 0."""
     status = 0
-    for line in lines:
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         row: dict[str, Any] = {}
         try:
-            row = read_json(line)
+            row = read_json(line, what=f"line {number}", remedy="write one JSON object a line")
             answer = predict_row(row, base=base)
         except ProblemsError as error:
             answer = {**_case(row), "problems": [str(problem) for problem in error.problems]}
@@ -240,7 +240,7 @@ def main(arguments: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--base", type=Path, default=Path(), help="folder that paths are relative to")
-    return run(sys.stdin, sys.stdout, base=parser.parse_args(arguments).base)
+    return run(sys.stdin.buffer, sys.stdout, base=parser.parse_args(arguments).base)
 
 
 if __name__ == "__main__":

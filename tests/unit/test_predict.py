@@ -28,7 +28,7 @@ def answers(*rows: object, status: int = 0) -> list[dict[str, Any]]:
     """Run the rows (texts as they are) and check the status."""
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     output = io.StringIO()
-    assert run(io.StringIO("\n".join(lines)), output, base=FIXTURES) == status
+    assert run(io.BytesIO("\n".join(lines).encode()), output, base=FIXTURES) == status
     return [json.loads(line) for line in output.getvalue().splitlines()]
 
 
@@ -93,7 +93,7 @@ def test_the_cpu_needs_no_card() -> None:
 def test_lines_are_answered_in_order_and_blank_ones_skipped() -> None:
     found = answers(ROW, "", "nonsense", ROW | {"case": "second"}, status=1)
     assert [row.get("case") for row in found] == ["chat", None, "second"]
-    assert found[1]["problems"][0].startswith("config.json: is no JSON")
+    assert found[1]["problems"][0].startswith("line 3: is no JSON")
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,16 @@ def test_rows_that_cannot_be_read(change: dict[str, Any], message: str) -> None:
     assert found["case"] == "chat"
 
 
+def test_bytes_that_are_no_text_are_a_problem_of_their_line() -> None:
+    output = io.StringIO()
+    assert run(io.BytesIO(b'{"case": "\xff"}\n' + json.dumps(ROW).encode()), output, base=FIXTURES) == 1
+    bad, good = [json.loads(line) for line in output.getvalue().splitlines()]
+    assert bad["problems"][0].startswith("line 1: is no JSON: 'utf-8' codec can't decode")
+    assert good["kv_tokens"]
+
+
 def test_it_runs_as_a_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(ROW)))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(json.dumps(ROW).encode())))
     monkeypatch.setattr(sys, "argv", ["predict", "--base", str(FIXTURES)])
     monkeypatch.delitem(sys.modules, "sglang_kit.predict")
     with pytest.raises(SystemExit) as caught:
@@ -145,6 +153,6 @@ VALUES: st.SearchStrategy[object] = (
 @given(key=st.sampled_from([*ROW, "environment", "draft_config", "implied", "weights_gib"]), value=VALUES)
 def test_no_row_ends_in_a_traceback(key: str, value: object) -> None:
     output = io.StringIO()
-    run(io.StringIO(json.dumps(ROW | {key: value})), output, base=FIXTURES)
+    run(io.BytesIO(json.dumps(ROW | {key: value}).encode()), output, base=FIXTURES)
     (found,) = [json.loads(line) for line in output.getvalue().splitlines()]
     assert {"kv_tokens", "error", "problems", "max_running_requests"} & set(found)
