@@ -194,7 +194,7 @@ def _ask(
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     kept = {name: text for name, text in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     done = subprocess.run(
-        [hub.python, "-I", "-W", "ignore", "-c", inspect.getsource(model_download)],
+        [hub.python, "-IB", "-W", "ignore", "-c", inspect.getsource(model_download)],
         check=False,
         input=json.dumps(request),
         capture_output=True,
