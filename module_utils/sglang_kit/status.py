@@ -340,9 +340,7 @@ _HEADINGS = ("instance", "wanted", "state", "up", "pid", "runs", "KV tokens", "r
 
 def _row(one: Mapping[str, Any]) -> list[str]:
     mark = one["fingerprint"]
-    runs = "changed" if one["drift"] else "as wanted"
-    if mark["running"] != mark["wanted"]:
-        runs = "" if mark["running"] is None else "another plan"
+    runs = "another plan" if mark["running"] != mark["wanted"] else "changed" if one["drift"] else "as wanted"
     concurrency, pools = one["concurrency"], one["pools"]["allocated"]
     served = "" if concurrency["effective"] is None else str(concurrency["effective"])
     return [
@@ -351,7 +349,7 @@ def _row(one: Mapping[str, Any]) -> list[str]:
         one["state"].replace("_", " ") + (f": {one['stage']}" if one["stage"] else ""),
         _age(one["uptime_seconds"]),
         str(one["main_pid"] or ""),
-        runs,
+        "" if mark["running"] is None else runs,
         str(pools.get("kv_tokens", "")),
         f"{served} of {concurrency['asked']}" if served and concurrency["asked"] else served,
     ]

@@ -285,7 +285,9 @@ def test_what_is_wanted(world: World, wanted: str, unit: UnitState, as_wanted: b
 def test_what_was_never_deployed_and_what_left_the_inventory(world: World) -> None:
     world.install()
     world.units["sglang-chat.service"] = ACTIVE
-    old, new = world.look(new="started")["instances"]
+    seen = world.look(new="started")
+    old, new = seen["instances"]
+    assert status.lines(seen)[3].split() == ["new", "started", "not", "installed"]
     assert (old["name"], old["wanted"], old["state"]) == ("chat", "absent", "ready")
     assert (new["name"], new["wanted"], new["state"]) == ("new", "started", "not_installed")
     assert new["fingerprint"] == {"wanted": None, "running": None}

@@ -111,14 +111,16 @@ def test_a_unit_edited_by_hand_is_put_back_with_a_diff(host: Host, artifacts: Pa
 
 def test_a_drop_in_is_shown_and_stays(host: Host, artifacts: Path) -> None:
     host.check_output(f"mkdir -p {Path(DROP_IN).parent} && printf '[Service]\\nNice=5\\n' >{DROP_IN}")
-    host.check_output("systemctl daemon-reload")
-    assert "chat: file drop-in override.conf: [Service] Nice: 5, deployed without it" in status(artifacts)
-    assert rows(difference(artifacts, "against=running")) == [
-        ("file", "drop-in override.conf: [Service] Nice", "", "5")
-    ]
-    deploy()
-    assert host.file(DROP_IN).exists
-    host.check_output(f"rm -r {Path(DROP_IN).parent} && systemctl daemon-reload")
+    try:
+        host.check_output("systemctl daemon-reload")
+        assert "chat: file drop-in override.conf: [Service] Nice: 5, deployed without it" in status(artifacts)
+        assert rows(difference(artifacts, "against=running")) == [
+            ("file", "drop-in override.conf: [Service] Nice", "", "5")
+        ]
+        deploy()
+        assert host.file(DROP_IN).exists
+    finally:
+        host.check_output(f"rm -r {Path(DROP_IN).parent} && systemctl daemon-reload")
     assert status(artifacts) == ""
 
 
