@@ -53,7 +53,12 @@ def test_a_plan_alone_touches_nothing(host: Host, artifacts: Path) -> None:
     assert show(host, "sglang-tiny", "MainPID") == kept
 
 
-def test_an_aborted_run_goes_on_where_it_was(host: Host, artifacts: Path) -> None:
+def is_as_before(host: Host) -> bool:
+    gone = show(host, "sglang-benchmark", "LoadState") == "not-found"
+    return gone and show(host, "sglang-tiny", "StatusText") == "ready" and not host.file(BEFORE).exists
+
+
+def test_what_ran_before_an_abort_can_be_brought_back(host: Host, artifacts: Path) -> None:
     run = subprocess.Popen(
         ["ansible-playbook", f"--inventory={INVENTORY}", "playbooks/benchmark.yml", *options(artifacts)],
         cwd=ROOT,
@@ -66,17 +71,19 @@ def test_an_aborted_run_goes_on_where_it_was(host: Host, artifacts: Path) -> Non
     run.wait()
     assert show(host, "sglang-tiny", "ActiveState") == "inactive"
     assert json.loads(host.file(BEFORE).content_string) == ["tiny"]
+    outcome = playbook(INVENTORY, "playbooks/benchmark.yml", "--limit=gpu_hosts", "--extra-vars=restore=true")
+    assert outcome.returncode == 0, outcome.stdout
+    assert is_as_before(host)
 
+
+def test_the_next_run_goes_on_where_it_was(host: Host, artifacts: Path) -> None:
     told = benchmark(artifacts)
-
     assert results(artifacts).count(("plain", 1, "measured")) == 1
     for variant in ("plain", "chunked"):
         for clients in (1, 2):
             assert (variant, clients, "measured") in results(artifacts)
     assert "broken, 1, 2 clients: failed" in told
-    assert show(host, "sglang-tiny", "StatusText") == "ready"
-    assert not host.file(BEFORE).exists
-    assert show(host, "sglang-benchmark", "LoadState") == "not-found"
+    assert is_as_before(host)
     assert host.run("pgrep --full /etc/sglang/benchmark.plan.json").stdout == ""
 
 
