@@ -7,6 +7,7 @@ what runs. What is free is measured, too, and compared (``surprises``).
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from .quantity import GIB, from_gib, from_mib, human
@@ -24,11 +25,69 @@ an H200, 1.35 GiB of an RTX PRO 6000."""
 TOLERANCE_BYTES = GIB // 2
 """Less than this missing is no surprise: displays, monitoring agents."""
 
+_LIMITS: dict[str, tuple[type, float, float]] = {
+    "count": (int, 1, 64),
+    "memory_mib": (int, 1, 100_000_000),
+    "free_gib": (float, 0.001, 100_000),
+}
+"""Numbers of an entry of ``sglang_host_gpus``: kind, least and most."""
+_CAPABILITY = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
+_EXAMPLE = "write it as in {count: 8, memory_mib: 97887}"
+
+
+def read(raw: object, found: Collector) -> tuple[dict[str, Any], ...]:
+    """Read ``sglang_host_gpus``; return the sound entries, and note every fault of the others."""
+    if not isinstance(raw, (list, tuple)):
+        found.add("host", "sglang_host_gpus", f"{raw!r} is not a list", _EXAMPLE)
+        return ()
+    entries = [entry(item, "host", f"sglang_host_gpus[{at}]", found) for at, item in enumerate(raw)]
+    return tuple(one for one in entries if one)
+
+
+def entry(raw: object, where: str, key: str, found: Collector) -> dict[str, Any]:
+    """Read one entry, ``key`` of ``where``; return nothing of one that is not sound."""
+    before = len(found.problems)
+    if not isinstance(raw, dict):
+        found.add(where, key, f"{raw!r} is not a mapping", _EXAMPLE)
+        return {}
+    values: dict[str, Any] = {}
+    for name, value in raw.items():
+        if name in _LIMITS:
+            values[name] = _number(value, name, where, f"{key}.{name}", found)
+        elif name in ("name", "compute_capability"):
+            values[name] = str(value or "")
+        else:
+            known = ", ".join((*_LIMITS, "name", "compute_capability"))
+            found.add(where, f"{key}.{name}", "is not a known key", f"known are {known}")
+    capability = values.get("compute_capability")
+    if capability and not _CAPABILITY.fullmatch(capability):
+        found.add(where, f"{key}.compute_capability", f"{capability!r} is not as in '9.0'")
+    if raw.get("memory_mib") is None:
+        found.add(where, f"{key}.memory_mib", "is missing", "write what nvidia-smi says, in MiB")
+    elif values["memory_mib"] and from_gib(values.get("free_gib") or 0) > from_mib(values["memory_mib"]):
+        message = f"{values['free_gib']:g} is more than memory_mib {values['memory_mib']} holds"
+        found.add(where, f"{key}.free_gib", message, f"use at most {values['memory_mib'] / 1024:.2f}")
+    return values if len(found.problems) == before else {}
+
+
+def _number(value: object, name: str, where: str, key: str, found: Collector) -> Any:  # noqa: ANN401 - by its kind
+    kind, least, most = _LIMITS[name]
+    text = str(value)[:40]
+    try:
+        number = None if value is None else kind(text)
+        sound = number is None or least <= number <= most
+    except ValueError:
+        sound = False
+    if not sound:
+        found.add(where, key, f"{text!r} is not a number from {least:g} to {most:g}")
+        return None
+    return number
+
 
 def declared(gpus: Sequence[Mapping[str, Any]]) -> dict[str, Card]:
-    """Read ``sglang_host_gpus``: a card by index, each entry standing for ``count`` of them."""
+    """Make a card by index of what ``read`` returned, each entry standing for ``count`` of them."""
     total = min((from_mib(entry["memory_mib"]) for entry in gpus), default=0)
-    entries = [entry for entry in gpus for _ in range(int(entry.get("count", 1)))]
+    entries = [entry for entry in gpus for _ in range(entry.get("count") or 1)]
     return {
         str(index): Card(
             total=total,

@@ -52,7 +52,7 @@ class HostSettings:
     """What was found in a build of one's own, empty before it is installed; None for a released engine."""
     gpu_count: int | None = None
     gpus: tuple[Mapping[str, Any], ...] = ()
-    """What the inventory declares of the GPUs, as in ``sglang_host_gpus``."""
+    """What the inventory declares of the GPUs, as ``cards.read`` returns it."""
     seen_gpus: tuple[Mapping[str, Any], ...] = ()
     seen_processes: tuple[Mapping[str, Any], ...] = ()
     """What ``sglang_host_info`` saw of them; empty before the host was contacted."""
@@ -82,7 +82,7 @@ class HostSettings:
 def read_host(raw: Mapping[str, Any]) -> HostSettings:
     """Read the settings that the roles hand over; unknown keys are ignored, absent ones defaulted.
 
-    Raises ``ProblemsError`` where something reserved cannot be read: it would not be kept off.
+    Raises ``ProblemsError`` with every fault, as of something reserved that could not be kept off.
     """
     known = {field.name for field in fields(HostSettings)}
     values = {key: value for key, value in raw.items() if key in known and value is not None}
@@ -92,9 +92,10 @@ def read_host(raw: Mapping[str, Any]) -> HostSettings:
     values["memory_gib"] = _gib(values.get("memory_gib", 0), "memory_gib", found)
     for key in (hook.DRAIN, hook.UNDRAIN):
         values[key] = _hook(values.get(key, ()), key, found)
+    values["gpus"] = cards.read(values.get("gpus", ()), found)
     found.check()
     values["reserved_ports"] = tuple(int(port) for port in ports)
-    for key in ("gpus", "seen_gpus", "seen_processes"):
+    for key in ("seen_gpus", "seen_processes"):
         values[key] = tuple(values.get(key, ()))
     return HostSettings(**values)
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from . import cards
 from .plan import HostSettings, plan_host
-from .problem import Problem, ProblemsError
+from .problem import Collector, Problem, ProblemsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,9 +34,9 @@ def instance_memory(
     """
     given = {**_DEFAULTS, **wish}
     gpus = given["gpus"] if isinstance(given["gpus"], (list, tuple)) else ()
-    if gpus and not _is_size(gpu.get("memory_mib")):
-        message = f"{gpu.get('memory_mib')!r} is no size in MiB"
-        raise ProblemsError([Problem(given["name"], "gpu.memory_mib", message, "write what nvidia-smi says")])
+    found = Collector()
+    card = cards.entry(gpu, given["name"], "gpu", found) if gpus else {}
+    found.check()
     models = {given["model"]: config}
     if draft_config is not None:
         given["strategy"] = {"draft_model": _DRAFT, **(given.get("strategy") or {})}
@@ -45,7 +46,7 @@ def instance_memory(
         engine_version=engine_version,
         release="/",
         accelerator="nvidia" if gpus else "none",
-        gpus=({**gpu, "count": len(gpus)},) if gpus else (),
+        gpus=({**card, "count": len(gpus)},) if gpus else (),
     )
     if gpus:
         given["gpus"] = list(range(len(gpus)))  # which ones they are decides about nothing
@@ -55,7 +56,3 @@ def instance_memory(
         message = "needs the draft model's config.json, too"
         raise ProblemsError([Problem(given["name"], "strategy.draft_model", message, "give draft_config")])
     return memory
-
-
-def _is_size(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0

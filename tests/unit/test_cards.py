@@ -102,3 +102,71 @@ def test_a_card_is_found_by_uuid_and_unknown_ones_are_left_out() -> None:
     assert "GPU GPU-aaaa has" in surprises(10 * GIB, wanted=instance("chat", "GPU-aaaa"))[0]
     assert surprises(10 * GIB, wanted=instance("chat", "GPU-bbbb")) == []
     assert surprises(10 * GIB, wanted=instance("chat", "MIG-cccc")) == []
+
+
+def read(raw: object) -> list[str]:
+    found = Collector()
+    cards.read(raw, found)
+    return [str(problem) for problem in found.problems]
+
+
+def test_sound_entries_are_read_with_their_numbers() -> None:
+    found = Collector()
+    raw: list[dict[str, Any]] = [
+        {"count": "2", "memory_mib": "97887", "free_gib": "94.24", "compute_capability": 12.0, "name": "RTX"},
+        {"memory_mib": 24_576, "count": None, "free_gib": None, "compute_capability": None},
+    ]
+    first, second = cards.read(raw, found)
+    assert found.problems == []
+    assert first == {
+        **raw[0],
+        "count": 2,
+        "memory_mib": 97_887,
+        "free_gib": 94.24,
+        "compute_capability": "12.0",
+    }
+    assert list(cards.declared([first, second])) == ["0", "1", "2"]
+
+
+EXAMPLE = "write it as in {count: 8, memory_mib: 97887}"
+KNOWN = "known are count, memory_mib, free_gib, name, compute_capability"
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        (8, f"host: sglang_host_gpus: 8 is not a list; {EXAMPLE}"),
+        (["RTX"], f"host: sglang_host_gpus[0]: 'RTX' is not a mapping; {EXAMPLE}"),
+        ([{}], "host: sglang_host_gpus[0].memory_mib: is missing; write what nvidia-smi says, in MiB"),
+        (
+            [{"memory_mib": "96 GB"}],
+            "host: sglang_host_gpus[0].memory_mib: '96 GB' is not a number from 1 to 1e+08",
+        ),
+        (
+            [{"memory_mib": 1, "count": 10**30}],
+            f"host: sglang_host_gpus[0].count: '{10**30}' is not a number from 1 to 64",
+        ),
+        (
+            [{"memory_mib": 1, "free_gib": float("nan")}],
+            "host: sglang_host_gpus[0].free_gib: 'nan' is not a number from 0.001 to 100000",
+        ),
+        (
+            [{"memory_mib": 97_887, "free_gib": 96.5}],
+            "host: sglang_host_gpus[0].free_gib: 96.5 is more than memory_mib 97887 holds; use at most 95.59",
+        ),
+        (
+            [{"memory_mib": 1, "compute_capability": "Blackwell"}],
+            "host: sglang_host_gpus[0].compute_capability: 'Blackwell' is not as in '9.0'",
+        ),
+        (
+            [{"memory_mib": 1, "memory": 1}],
+            f"host: sglang_host_gpus[0].memory: is not a known key; {KNOWN}",
+        ),
+    ],
+)
+def test_faulty_entries_are_told_apart(raw: object, told: str) -> None:
+    assert read(raw) == [told]
+
+
+def test_all_faults_are_told_and_sound_entries_are_left() -> None:
+    assert len(read([{"memory_mib": 0, "count": 0}, 1, {"memory_mib": 1}])) == 3
