@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from . import processes, release
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Container, Iterator, Sequence
 
     from .state import Store
 
@@ -88,23 +88,24 @@ def removable(found: Found, keep: int) -> list[str]:
 
 
 def remove(root: str, names: Sequence[str], cache: str) -> None:
-    """Remove releases, their locks, what was left half-done, and packages that no release uses any more.
+    """Remove releases, their locks and packages that no other one uses, and what was left half-done.
 
     A release loses its name first: what bears one is whole, at every moment.
     """
     places = Path(root, "releases")
     with release.only_one(root):
+        gone = {_identity(file) for name in names for file in _files(places / name)}
         for name in names:
             (places / name).rename(places / f"{_REMOVING}{name}")
             Path(root, "locks", f"{name}.txt").unlink(missing_ok=True)
         for place in _leftovers(root):
             shutil.rmtree(place)
         if names:
-            _forget(Path(cache))
+            _forget(Path(cache), gone)
 
 
-def _forget(cache: Path) -> None:
-    """Remove unpacked wheels of which no file is linked from a release; uv takes them for not there.
+def _forget(cache: Path, gone: Container[tuple[int, int]]) -> None:
+    """Remove unpacked wheels of which only removed releases had files; uv takes them for not there.
 
     Nothing is removed while uv is at work in the cache, as another host may be that shares it.
     """
@@ -115,13 +116,16 @@ def _forget(cache: Path) -> None:
         except BlockingIOError:
             return
         for archive in archives.glob("*"):
-            if not _linked(archive):
+            files = list(_files(archive))
+            if any(_identity(file) in gone for file in files) and all(file.st_nlink == 1 for file in files):
                 shutil.rmtree(archive)
 
 
-def _linked(archive: Path) -> bool:
-    return any(
-        os.lstat(os.path.join(folder, name)).st_nlink > 1  # noqa: PTH118 - a hundred thousand times
-        for folder, _, names in os.walk(archive)
-        for name in names
-    )
+def _identity(file: os.stat_result) -> tuple[int, int]:
+    return file.st_dev, file.st_ino
+
+
+def _files(place: Path) -> Iterator[os.stat_result]:
+    for folder, _, names in os.walk(place):
+        for name in names:
+            yield os.lstat(os.path.join(folder, name))  # noqa: PTH118 - a hundred thousand times

@@ -140,21 +140,22 @@ def archives(host: Host) -> set[str]:
 
 
 def fill(host: Host) -> None:
-    for name in ("used", "unused"):
+    """Unpack packages: one of an old release alone, one that it shares, and one that none has used yet."""
+    for name in ("alone", "shared", "new"):
         folder = host.place / "cache/archive-v0" / name / "torch"
         folder.mkdir(parents=True)
         (folder / "RECORD").touch()
         (folder / "lib.so").touch()
-    linked = host.place / "cache/archive-v0/used/torch/lib.so"
-    (host.place / "releases/0.5.23-d/lib.so").hardlink_to(linked)
+    for link, name in (("0.5.11-a/a.so", "alone"), ("0.5.11-a/b.so", "shared"), ("0.5.23-d/b.so", "shared")):
+        (host.place / "releases" / link).hardlink_to(host.place / f"cache/archive-v0/{name}/torch/lib.so")
 
 
-def test_packages_that_no_release_links_to_are_forgotten(host: Host) -> None:
+def test_packages_that_only_a_removed_release_used_are_forgotten(host: Host) -> None:
     fill(host)
     host.remove()
-    assert archives(host) == {"used", "unused"}, "nothing was removed"
+    assert archives(host) == {"alone", "shared", "new"}, "nothing was removed"
     host.remove("0.5.11-a")
-    assert archives(host) == {"used"}
+    assert archives(host) == {"shared", "new"}
 
 
 def test_nothing_is_forgotten_while_uv_is_at_work(host: Host) -> None:
@@ -162,5 +163,5 @@ def test_nothing_is_forgotten_while_uv_is_at_work(host: Host) -> None:
     with (host.place / "cache/.lock").open("w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
         host.remove("0.5.11-a")
-    assert archives(host) == {"used", "unused"}
+    assert archives(host) == {"alone", "shared", "new"}
     assert "0.5.11-a" not in host.there
