@@ -50,7 +50,9 @@ class Reader:
 
     def __init__(self, values: Mapping[str, Any], problems: Collector, where: str, path: str = "") -> None:
         """Read ``values``; faults are noted for ``where`` with ``path`` before the key."""
-        self._values = values
+        if not isinstance(values, dict):
+            problems.add(where, "config.json", f"holds {shown(values)} where an object belongs")
+        self._values = values if isinstance(values, dict) else {}
         self._problems = problems
         self._where = where
         self._path = path

@@ -130,16 +130,28 @@ def _noting(where: str, key: str, found: Collector) -> Iterator[None]:
         found.add(where, key, bad.message, bad.remedy)
 
 
+_LONGEST = 200
+
+
+def _shown(value: object) -> str:
+    """Show a faulty value; of one that nests, and may hold a secret, only its kind."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    if any(isinstance(part, (dict, list, tuple)) for part in parts):
+        return f"a {type(value).__name__} of {len(parts)}"
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
 _Reader = Callable[[object], Any]
 
 
 def _text(value: object) -> str:
     if isinstance(value, (int, float)):
-        raise _Bad(f"{value!r} is not a text", "quote it")
+        raise _Bad(f"{_shown(value)} is not a text", "quote it")
     if not isinstance(value, str) or not value.strip():
-        raise _Bad(f"{value!r} is not a non-empty text")
+        raise _Bad(f"{_shown(value)} is not a non-empty text")
     if _NOT_ONE_LINE.search(value):
-        raise _Bad(f"{value!r} holds a line end or another control character")
+        raise _Bad(f"{_shown(value)} holds a line end or another control character")
     return str(value)
 
 
@@ -157,7 +169,7 @@ def _name(value: object) -> str:
 def _path(value: object) -> str:
     text = _text(value).rstrip("/")
     if not text.startswith("/"):
-        raise _Bad(f"{value!r} is not an absolute path below /", f"write /srv/models/{text or 'NAME'}")
+        raise _Bad(f"{_shown(value)} is not an absolute path below /", f"write /srv/models/{text or 'NAME'}")
     return text
 
 
@@ -166,7 +178,7 @@ def _integer(low: int, high: int) -> _Reader:
         if isinstance(value, str) and re.fullmatch(r"[0-9]{1,12}", value):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            raise _Bad(f"{value!r} is not a whole number from {low} to {high}")
+            raise _Bad(f"{_shown(value)} is not a whole number from {low} to {high}")
         if not low <= value <= high:
             raise _Bad(f"{value} is not from {low} to {high}", f"use {min(max(value, low), high)}")
         return int(value)
@@ -181,7 +193,7 @@ def _number(low: float, high: float, *, or_low: bool = False) -> _Reader:
         if isinstance(value, str) and re.fullmatch(r"[0-9]+(\.[0-9]+)?", value):
             value = float(value)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise _Bad(f"{value!r} is not a number between {low:g} and {high:g}")
+            raise _Bad(f"{_shown(value)} is not a number between {low:g} and {high:g}")
         if not (low < value < high or (or_low and value == low)):
             raise _Bad(f"{value} is not between {low:g} and {high:g}")
         return float(value)
@@ -191,7 +203,7 @@ def _number(low: float, high: float, *, or_low: bool = False) -> _Reader:
 
 def _boolean(value: object) -> bool:
     if not isinstance(value, bool):
-        raise _Bad(f"{value!r} is not true or false")
+        raise _Bad(f"{_shown(value)} is not true or false")
     return bool(value)
 
 
@@ -205,7 +217,7 @@ def _secret(value: object) -> str:
 def _one_of(choices: Sequence[str]) -> _Reader:
     def read(value: object) -> str:
         if value not in choices:
-            raise _Bad(f"{value!r} is none of {', '.join(choices)}", _nearest(value, choices))
+            raise _Bad(f"{_shown(value)} is none of {', '.join(choices)}", _nearest(value, choices))
         return str(value)
 
     return read
@@ -214,7 +226,7 @@ def _one_of(choices: Sequence[str]) -> _Reader:
 def _gpus(value: object) -> tuple[str, ...]:
     """GPU indices, UUIDs or MIG identifiers, as ``CUDA_VISIBLE_DEVICES`` takes them."""
     if not isinstance(value, (list, tuple)):
-        raise _Bad(f"{value!r} is not a list of GPU indices or UUIDs", f"write [{value}]")
+        raise _Bad(f"{_shown(value)} is not a list of GPU indices or UUIDs", f"write [{value}]")
     gpus = tuple(str(gpu) for gpu in value)
     bad = [gpu for gpu in gpus if not GPU.fullmatch(gpu)]
     if bad:
@@ -226,7 +238,7 @@ def _gpus(value: object) -> tuple[str, ...]:
 
 def _texts(value: object) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
-        raise _Bad(f"{value!r} is not a list")
+        raise _Bad(f"{_shown(value)} is not a list")
     return tuple(_text(item) for item in value)
 
 
@@ -261,9 +273,9 @@ def _variable(name: object, value: object) -> str:
 
 def _scalar(value: object) -> float | str:
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise _Bad(f"{value!r} is neither a text nor a number", "write it as a quoted text")
+        raise _Bad(f"{_shown(value)} is neither a text nor a number", "write it as a quoted text")
     if isinstance(value, str) and _UNWRITABLE.search(value):
-        raise _Bad(f"{value!r} holds a character that no program can be given")
+        raise _Bad(f"{_shown(value)} holds a character that no program can be given")
     return value
 
 
@@ -273,7 +285,7 @@ _SECONDS = _integer(1, 86_400)
 
 def _nodes(value: object) -> tuple[int, ...]:
     if not isinstance(value, (list, tuple)):
-        raise _Bad(f"{value!r} is not a list of NUMA nodes", f"write [{value}]")
+        raise _Bad(f"{_shown(value)} is not a list of NUMA nodes", f"write [{value}]")
     return tuple(_NODE(node) for node in value)
 
 
@@ -350,7 +362,7 @@ def read_instances(raw: object, found: Collector) -> tuple[Instance, ...]:
     result before ``found.check()``.
     """
     if not isinstance(raw, (list, tuple)):
-        found.add("host", "sglang_service_instances", f"{raw!r} is not a list of instances")
+        found.add("host", "sglang_service_instances", f"{_shown(raw)} is not a list of instances")
         return ()
     instances = [
         _read_instance(item, position, found)
@@ -393,8 +405,8 @@ def _read_instance(raw: Mapping[Any, object], position: int, found: Collector) -
 def _is_mapping(value: object, where: str, key: str, found: Collector) -> TypeGuard[dict[Any, object]]:
     if isinstance(value, dict):
         return True
-    shown = "this" if key == "secrets" else repr(value)
-    found.add(where, key, f"{shown} is not a mapping of keys to values")
+    given = "this" if key == "secrets" else _shown(value)
+    found.add(where, key, f"{given} is not a mapping of keys to values")
     return False
 
 

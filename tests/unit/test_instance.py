@@ -272,7 +272,7 @@ def test_a_number_out_of_range_is_shown_with_the_nearest_that_works(
     assert the_problem(**{key: value}) == Problem("chat", key, f"{value} is not from {limits}", remedy)
 
 
-@pytest.mark.parametrize("value", [True, 8192.0, math.nan, "8k", "", "-8", " 8", "٨", [8192], {}, "9" * 5000])
+@pytest.mark.parametrize("value", [True, 8192.0, math.nan, "8k", "", "-8", " 8", "٨", [8192], {}, "9" * 190])
 def test_a_count_is_a_whole_number(value: object) -> None:
     problem = the_problem(context_length=value)
     assert problem.message == f"{value!r} is not a whole number from 8 to 100000000"
@@ -537,7 +537,23 @@ def test_what_must_be_said() -> None:
     ]
 
 
-@pytest.mark.parametrize("raw", [None, "chat", {"chat": {}}, 1])
+def test_a_faulty_value_is_shown_without_its_end() -> None:
+    message = f"'{'9' * 199}... is not a whole number from 8 to 100000000"
+    assert the_problem(context_length="9" * 5000).message == message
+
+
+@pytest.mark.parametrize("shape", [dict, list])
+def test_instances_in_a_wrong_shape_do_not_show_their_secrets(shape: type) -> None:
+    one = {"name": "chat", "secrets": {"api_key": "key-0123456789"}}
+    shown = [str(problem) for problem in problems({"chat": one} if shape is dict else [[one]])]
+    assert shown == [
+        "host: sglang_service_instances: a dict of 1 is not a list of instances"
+        if shape is dict
+        else "instance 1: a list of 1 is not a mapping of keys to values"
+    ]
+
+
+@pytest.mark.parametrize("raw", [None, "chat", {"chat": 1}, 1])
 def test_the_instances_are_a_list(raw: object) -> None:
     assert problems(raw) == [
         Problem("host", "sglang_service_instances", f"{raw!r} is not a list of instances")

@@ -412,6 +412,12 @@ def test_a_header_without_offsets(tensor: object) -> None:
         header_bytes([{"x": tensor}])
 
 
+@pytest.mark.parametrize("content", [None, [], "text", 1])
+def test_a_configuration_is_an_object(content: object) -> None:
+    with pytest.raises(ProblemsError, match=r"chat: config\.json: holds .* where an object belongs"):
+        read_config(content, where="chat")  # type: ignore[arg-type]
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=10), inner, max_size=4),
