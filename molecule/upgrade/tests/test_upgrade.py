@@ -1,6 +1,6 @@
 """From 0.5.15.post1 to 0.5.23 and back, with the real packages: what fails leaves the old engine serving.
 
-The tests tell one story in file order. About ten minutes on two cores, most of them starts of the engine.
+The tests tell one story in file order, on a new host: half an hour on two busy cores, most of it starts.
 """
 
 from __future__ import annotations
