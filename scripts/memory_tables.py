@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -65,8 +66,8 @@ def rows() -> list[dict[str, Any]]:
 def compare(row: dict[str, Any], *, weights_known: bool = True) -> Comparison:
     """Predict a measured start, with the free memory after its weights or with shapes alone."""
     known = ("case", "sglang_version", "model_config", "draft_model_config", "argv", "gpu_total_mib",
-             "free_before_gib", "implied", "mamba_slots",
-             *(("free_after_weights_gib",) if weights_known else ()))  # fmt: skip
+             "compute_capability", "free_before_gib", "implied", "mamba_slots",
+             *(("free_after_weights_gib", "draft_weights_gib") if weights_known else ()))  # fmt: skip
     given = {key: row[key] for key in known if key in row}
     return Comparison(row, predict_row(given, base=FIXTURES))
 
@@ -95,6 +96,52 @@ def _line(found: Comparison) -> str:
     least = measured.get("free_least_gib")
     cells += ["", ""] if least is None else [f"{predicted['free_least_gib']:.2f} GiB", f"{least:.2f} GiB"]
     return f"| {' | '.join(cells)} |"
+
+
+def summary() -> str:
+    """Render how far all starts are off, by how free memory was known."""
+    known: dict[str, list[float]] = {"in bytes": [], "as printed, to 10 MiB": []}
+    refused = 0
+    for row in rows():
+        found = compare(row)
+        if "kv_tokens" in found.measured:
+            off = abs(found.predicted["kv_tokens"] / found.measured["kv_tokens"] - 1)
+            known["in bytes" if "free_gib" in row else "as printed, to 10 MiB"].append(100 * off)
+        elif "error" in row:
+            refused += found.predicted["error"] == row["error"]
+    head = ("free memory", "starts", "median", "worst")
+    cells = (
+        (how, str(len(off)), f"{statistics.median(off):.3f} %", f"{max(off):.3f} %")
+        for how, off in known.items()
+    )
+    return _rows(head, (*cells, ("refused", str(refused), "the same words", "")))
+
+
+def reserve() -> str:
+    """Render what is left after graphs and under load, for the starts that show it."""
+    cells = []
+    for row in rows():
+        graphs = "free_gib" in row and "--disable-cuda-graph" not in row["argv"]
+        if "error" in row or not graphs:
+            continue
+        found = compare(row)
+        end = row["free_gib"][-1][1]
+        least = row.get("free_under_load_gib")
+        prompt = next((size for when, size in row["card_free_gib"] if when.startswith("after")), None)
+        cells.append(
+            (
+                f"`{row['case']}`",
+                f"{found.predicted['free_at_end_gib']:.2f} GiB",
+                f"{end:.2f} GiB",
+                f"{found.predicted['free_at_end_gib'] - end:+.2f} GiB",
+                f"{found.predicted['free_serving_gib']:.2f} GiB" if least else "",
+                f"{least:.2f} GiB" if least else "",
+                f"{end - prompt:.2f} GiB" if prompt else "",
+            )
+        )
+    head = ("start", "free with graphs: predicted", "measured", "off by", "under load: predicted", "measured",
+            "one prompt takes")  # fmt: skip
+    return _rows(head, cells)
 
 
 def _pair(found: Comparison, key: str) -> str:
@@ -139,8 +186,9 @@ def pools() -> str:
         ("draft weights, while loading", "with an embedding and a head of its own",
          found.draft_weights_loading),
         ("draft weights, afterwards", "both replaced by the target's", found.draft_weights),
-        ("graphs", "estimate: 512 MiB and 2 MiB a request, a third more for the draft", found.graph_bytes),
-        ("activations", "estimate: one prefill chunk through the widest layer, logits, libraries",
+        ("graphs", "estimate, from measured starts: requests x tokens, layers, the draft's logits",
+         found.graph_bytes),
+        ("activations", "estimate: one prefill chunk through the widest layers, logits, libraries",
          found.activation_bytes),
     ]  # fmt: skip
     return _rows(("pool", "arithmetic", "size"), ((name, text, human(size)) for name, text, size in lines))
@@ -173,7 +221,9 @@ def _rows(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
+    "summary": summary,
     "accuracy": accuracy,
+    "reserve": reserve,
     "pools": pools,
     "moments": moments,
     "alternatives": alternatives,

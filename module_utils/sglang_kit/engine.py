@@ -86,6 +86,8 @@ class EngineFacts:
 
     # Order and size of the pools
     stream_pool_mib: int  # taken between the engine's own baseline and "Load weight begin"
+    gemm_workspace_mib: int  # likewise, on GPUs of capability 9 and 10
+    expert_maps: tuple[str, ...]  # architectures that then place a map of every layer's experts, too
     draft_weights_before_sizing: bool  # with the draft's own embedding and head, which are dropped later
     state_reserve_follows: str  # "requested" or "served" requests
     state_padding_slots: int  # slots charged besides the usable ones
@@ -102,6 +104,7 @@ class EngineFacts:
     requests_at_least_one: bool
     multimodal_reserve_mib: int
     swa_pool_checked: bool
+    dflash_window_checked: bool
     weights_leave_nothing_error: bool
     state_pool_error: bool
     too_small_error: str
@@ -313,12 +316,29 @@ _GDN = (
     "Qwen3_5MoeForConditionalGeneration",
 )
 _MAMBA2 = ("BailingMoeV2_5ForCausalLM", "FalconH1ForCausalLM", "NemotronHForCausalLM")
+_EXPERT_MAPS = (
+    "BailingMoeV2_5ForCausalLM",
+    "DeepseekV2ForCausalLM",
+    "DeepseekV3ForCausalLM",
+    "DeepseekV32ForCausalLM",
+    "GptOssForCausalLM",
+    "Qwen2MoeForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3VLMoeForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+)
 _STATE_STRATEGIES = ("auto", "no_buffer", "extra_buffer")
 
 _HISTORY: dict[str, tuple[tuple[str, Any], ...]] = {
     # model_runner.py: forward_stream, the first stream, makes torch create its whole pool of streams;
-    # measured on an H200 with 0.5.11
+    # measured on an H200 with 0.5.11, 0.5.12.post1 and 0.5.15.post1
     "stream_pool_mib": (("0.5.11", 70),),
+    # layers/deep_gemm_wrapper/entrypoint.py:update_deep_gemm_config: set_pdl makes DeepGEMM's runtime
+    # create its workspace of cuBLASLt
+    "gemm_workspace_mib": (("0.5.11", 0), ("0.5.15.post1", 32)),
+    # models/*.py:get_model_config_for_expert_location, eplb/expert_location.py
+    "expert_maps": (("0.5.11", _EXPERT_MAPS),),
     # managers/scheduler.py: the draft worker is built before the pools since 0.5.15.
     "draft_weights_before_sizing": (("0.5.11", False), ("0.5.15.post1", True)),
     # model_executor/model_runner_kv_cache_mixin.py:handle_max_mamba_cache
@@ -341,6 +361,8 @@ _HISTORY: dict[str, tuple[tuple[str, Any], ...]] = {
     "requests_at_least_one": (("0.5.11", False), ("0.5.23", True)),
     # mem_cache/kv_cache_configurator.py:mm_runtime_reservation_gb (SGLANG_VLM_CACHE_SIZE_MB)
     "multimodal_reserve_mib": (("0.5.11", 0), ("0.5.18", 100)),
+    # speculative/dflash_utils.py:get_dflash_attention_sliding_window_size
+    "dflash_window_checked": (("0.5.11", False), ("0.5.15.post1", True)),
     # model_executor/pool_configurator.py:validate_swa_pool_size
     "swa_pool_checked": (("0.5.11", False), ("0.5.20", True)),
     # _profile_available_bytes, handle_max_mamba_cache

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .pricing import Demand
     from .resolution import Card, Resolved
     from .settings import Settings
-    from .shapes import Model
+    from .shapes import Model, StateLayers
 
 BACKEND_BYTES = 98 * MIB
 """Attention backend and libraries right after the pools, measured on an H200 with triton."""
@@ -34,8 +34,16 @@ FLASHINFER_BYTES = 404 * MIB
 """What flashinfer takes more: its workspace of 384 MiB and indices, measured there, too."""
 LIBRARY_BYTES = 256 * MIB
 """Sampling, matrix libraries and compiled kernels once requests run: an allowance."""
-GRAPH_BYTES = 512 * MIB
-"""One phase of CUDA graphs of one model, measured on an H200 (0.50 GiB), plus 2 MiB per request."""
+GRAPH_BYTES = 64 * MIB
+"""What the first graph of a model brings along, whatever its size; this and the next: measured on an H200."""
+STATE_GRAPH_BYTES = 480 * MIB
+"""The same for a model with states."""
+DRAFT_GRAPH_BYTES = 100 * MIB
+"""The same for both phases of a draft."""
+GRAPH_LAYER_BYTES = MIB // 16
+"""One layer of one graph."""
+CHUNK_OF_STATES = 64
+"""Tokens that linear attention reduces to one state (layers/attention/fla/chunk.py)."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +164,7 @@ def free_memory(start: Start, card: Card) -> tuple[float | None, float | None]:
     """Return GiB free before the weights load and when the pools are sized, as the engine measures them.
 
     The engine takes its baseline before it creates its streams (model_runner.py:init_torch_distributed)
-    and logs "Load weight begin" after: what is free there, and is given here, is ``stream_pool_mib`` less.
+    and logs "Load weight begin" after: what is free there, and is given here, is ``before_weights`` less.
     Between "Load weight end" and the sizing, rotary tables shorter than the context grow
     (utils/common.py:reserve_rope_cache_for_long_sequences). ``None`` on a CPU with free memory unknown.
     """
@@ -164,7 +172,7 @@ def free_memory(start: Start, card: Card) -> tuple[float | None, float | None]:
         return None, None
     price, facts = start.price, start.facts
     on_card = start.settings.device == "cuda"
-    before = card.free / GIB + (facts.stream_pool_mib / 1024 if on_card else 0)
+    before = (card.free + price.before_weights) / GIB
     left = card.free - price.weights if card.free_after_weights is None else card.free_after_weights
     if facts.draft_weights_before_sizing:
         left -= price.draft_loading
@@ -294,32 +302,48 @@ def _requests(tokens: int, slots: int, start: Start) -> int:
 def activation_bytes(start: Start, requests: int) -> int:
     """Estimate the working set of a forward pass besides weights and caches.
 
-    The widest layer holds three feed-forward and four hidden vectors of a prefill chunk at once, and
-    the logits of the verified tokens in float32, twice. The chunk's part was measured to 3 % (Qwen3-8B,
-    8,192 tokens: 0.84 GiB).
+    The widest layer holds three feed-forward and four hidden vectors of a prefill chunk at once, a layer
+    with states what ``_state_token_bytes`` says, and the logits of the verified tokens are there in float32,
+    twice. docs/memory.md has the measurements.
     """
     model, resolved, ranks = start.model, start.resolved, start.settings.tensor_parallel
     tokens = resolved.prefill_chunk if resolved.prefill_chunk > 0 else start.settings.prefill_tokens
     wide = 3 * -(-model.inner // ranks) + 4 * model.hidden
     logits = 2 * 4 * -(-model.vocabulary // ranks) * requests * max(1, resolved.draft_tokens)
-    return LIBRARY_BYTES + tokens * wide * COMPUTE_BYTES + logits
+    per_token = wide * COMPUTE_BYTES + (_state_token_bytes(model.state, ranks) if model.state else 0)
+    return LIBRARY_BYTES + tokens * per_token + logits
 
 
-def graph_bytes(start: Start, requests: int) -> int:
-    """Estimate what CUDA graphs keep: GRAPH_BYTES and 2 MiB a request for decode, 8 MiB a prefill bucket.
+def _state_token_bytes(state: StateLayers, ranks: int) -> int:
+    """Bytes of one token in a layer with states (layers/attention/fla/chunk.py).
 
-    A draft's graphs took a third of the target's.
+    Its channels before and after the convolution, four vectors a head, a row of the chunk's float32 matrix,
+    and its share of the states between chunks.
     """
-    settings, resolved = start.settings, start.resolved
-    total = 0
+    head = 4 * state.head_dim * COMPUTE_BYTES + 4 * CHUNK_OF_STATES
+    states = state.head_dim * state.state_size * COMPUTE_BYTES // CHUNK_OF_STATES
+    return 2 * COMPUTE_BYTES * state.channels(ranks) + -(-state.heads // ranks) * (head + states)
+
+
+def graph_bytes(start: Start, requests: int) -> tuple[int, int]:
+    """Estimate what the CUDA graphs of the target and of a draft keep.
+
+    For decode: 1 MiB a verified token of the largest batch, and GRAPH_LAYER_BYTES a layer and graph; a draft
+    keeps its float32 logits four times. For prefill 8 MiB a bucket.
+    """
+    settings, resolved, model = start.settings, start.resolved, start.model
+    total = draft = 0
     if settings.decode_graphs and settings.device == "cuda":
-        total += GRAPH_BYTES + 2 * MIB * min(resolved.graph_requests, requests)
+        batch = min(resolved.graph_requests, requests)
+        rows, graphs = batch * max(1, resolved.draft_tokens), min(batch, 8 + batch // 8)
+        total += STATE_GRAPH_BYTES if model.state else GRAPH_BYTES
+        total += rows * MIB + graphs * model.layers * GRAPH_LAYER_BYTES
         if settings.algorithm not in (None, "NGRAM"):
-            total += total // 3
+            draft = DRAFT_GRAPH_BYTES + 4 * 4 * -(-model.vocabulary // settings.tensor_parallel) * rows
     if resolved.prefill_graphs:
         total += 8 * MIB * len(range(0, resolved.prefill_chunk, 512))
-        total += 16 * start.model.hidden * resolved.prefill_chunk
-    return total
+        total += 16 * model.hidden * resolved.prefill_chunk
+    return total, draft
 
 
 def _lay_out(start: Start, pools: Pools) -> Prediction:
@@ -352,7 +376,7 @@ def _lay_out(start: Start, pools: Pools) -> Prediction:
         draft_key_bytes=int(price.draft_key * rows),
         draft_value_bytes=int(price.draft_value * rows),
         running_requests=requests,
-        graph_bytes=graph_bytes(start, requests),
+        graph_bytes=sum(graph_bytes(start, requests)),
         activation_bytes=activation_bytes(start, requests),
     )
 
@@ -367,19 +391,20 @@ def _moments(found: Prediction, start: Start, after: int) -> tuple[Moment, ...]:
     backend = BACKEND_BYTES + (FLASHINFER_BYTES if resolved.attention_backend == "flashinfer" else 0)
     if facts.draft_weights_before_sizing:
         steps = [
-            ("pools allocated", target + drafts),
+            ("pools allocated", target),
+            ("draft pool allocated", drafts),
             ("draft model trimmed", -dropped),
             ("graphs captured", found.graph_bytes + backend),
         ]
     else:
-        own = found.graph_bytes * 3 // 4 if drafts else found.graph_bytes
+        own, draft_graphs = graph_bytes(start, found.running_requests)
         steps = [
             ("pools allocated", target),
             ("graphs captured", own + backend),
             ("draft model loaded", price.draft_loading),
             ("draft pool allocated", drafts),
             ("draft model trimmed", -dropped),
-            ("draft graphs captured", found.graph_bytes - own),
+            ("draft graphs captured", draft_graphs),
         ]
     moments = [Moment("weights loaded", after)]
     for name, taken in [*steps, ("serving", found.activation_bytes)]:

@@ -10,6 +10,7 @@ In, all sizes GiB as SGLang logs them:
     argv                      the engine's words (without interpreter, module and --model-path)
     environment               its variables, as an object
     gpu_total_mib             the smallest card of the host, for the engine's own defaults
+    compute_capability        the card's, as nvidia-smi says it: "9.0"
     free_before_gib           free before the weights load ("Load weight begin. avail mem")
     free_after_weights_gib, weights_gib, draft_weights_gib   where known; predicted from shapes otherwise
     implied, mamba_slots      where argv is not known: what the log implies of it
@@ -165,12 +166,23 @@ def _card(row: Mapping[str, Any], where: str) -> Card:
     if problems:
         raise ProblemsError(problems)
     return Card(
+        capability=_capability(row, where),
         total=sizes["gpu_total_mib"],
         free=sizes["free_before_gib"],
         free_after_weights=sizes["free_after_weights_gib"],
         weights=sizes["weights_gib"],
         draft_weights=sizes["draft_weights_gib"],
     )
+
+
+def _capability(row: Mapping[str, Any], where: str) -> tuple[int, int] | None:
+    value = row.get("compute_capability")
+    if value is None:
+        return None
+    parts = value.split(".") if isinstance(value, str) else []
+    if len(parts) != 2 or not all(part.isdigit() for part in parts):  # noqa: PLR2004 - major and minor
+        raise ProblemsError([Problem(where, "compute_capability", f"{value!r} is none", 'write "9.0"')])
+    return int(parts[0]), int(parts[1])
 
 
 def _answer(found: Prediction, line: CommandLine, model: Model) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .problem import Problem, ProblemsError
-from .shapes import KvLayers, LatentLayers, Model, allocated, round_up
+from .quantity import MIB
+from .shapes import KvLayers, LatentLayers, Model, allocated, round_up, segment_bytes
 
 if TYPE_CHECKING:
     from .engine import EngineFacts
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 _KV_BYTES = {"auto": 2.0, "bf16": 2.0, "bfloat16": 2.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0, "mxfp8": 33 / 32}
+_DATA_CENTRE = (9, 10)
 _STATE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -38,6 +40,7 @@ class Demand:
     draft_value: float
     conv: int  # of one slot
     ssm: int
+    before_weights: int  # between the engine's own baseline and "Load weight begin"
     table_growth: int  # of rotary tables that are shorter than the context
     buffers: int  # tensors of the KV cache: each is rounded up to 2 MiB, 1 MiB on average
 
@@ -98,7 +101,8 @@ def demand(
         draft_value=drafted[1],
         conv=state.conv_elements(ranks) * conv_bytes if state else 0,
         ssm=state.matrix_elements(ranks) * state_bytes if state else 0,
-        table_growth=_table_growth(settings, model),
+        before_weights=_before_weights(settings, model, facts, card),
+        table_growth=_table_growth(settings, model, draft if facts.draft_weights_before_sizing else None),
         buffers=(1 if model.latent else 2) * layers,
     )
 
@@ -153,11 +157,29 @@ def _check_windows(settings: Settings, model: Model, facts: EngineFacts) -> None
         )
 
 
-def _table_growth(settings: Settings, model: Model) -> int:
-    """Bytes by which rotary tables grow (reserve_rope_cache_for_long_sequences and its variables)."""
+def _before_weights(settings: Settings, model: Model, facts: EngineFacts, card: Card) -> int:
+    """Bytes which the engine takes between its own baseline and the weights.
+
+    PyTorch's streams, DeepGEMM's workspace on data-centre GPUs (a card of unknown capability counts as one),
+    and the place of every expert on every layer, an int64 each (eplb/expert_location.py).
+    """
+    if settings.device != "cuda":
+        return 0
+    gemm = card.capability is None or card.capability[0] in _DATA_CENTRE
+    experts = model.experts if model.architecture in facts.expert_maps else 0
+    fixed = (facts.stream_pool_mib + (facts.gemm_workspace_mib if gemm else 0)) * MIB
+    return fixed + segment_bytes(8 * model.layers * experts * experts)
+
+
+def _table_growth(settings: Settings, model: Model, draft: Model | None) -> int:
+    """Bytes by which rotary tables grow (reserve_rope_cache_for_long_sequences and its variables).
+
+    A draft model is small: its loading leaves no room in which its longer table would fit.
+    """
     steps = (settings.draft_steps or 0) * (settings.draft_tokens or 0)
     rows = round_up((settings.context_length or model.context_length) + 2 * steps + 256, 128)
-    return sum(table.growth(rows) for table in model.tables)
+    drafts = sum(table.moved(rows) for table in draft.tables) if draft else 0
+    return drafts + sum(table.growth(rows) for table in model.tables)
 
 
 def _token_bytes(layers: KvLayers | LatentLayers, ranks: int, element: float) -> tuple[float, float]:

@@ -120,6 +120,8 @@ def resolve(
         and not settings.longer_context
     ):
         raise EngineError(_TOO_LONG.format(wanted=settings.context_length, longest=model.context_length))
+    if draft is not None and draft.window_unset and facts.dflash_window_checked:
+        raise EngineError("ValueError: DFLASH sliding_attention layers require config.sliding_window.")
     return Resolved(
         context_length=settings.context_length or model.context_length,
         memory_fraction=fraction,

@@ -81,6 +81,14 @@ def _strategy_problems(
                 "would ever be accepted",
                 f"use the method {draft.method}",
             )
+    if draft is not None and draft.window_unset and facts.dflash_window_checked:
+        yield Problem(
+            "",
+            "strategy.draft_model",
+            "layers of it have a window, whose size transformers drops without use_sliding_window: SGLang "
+            f"{facts.version} refuses that",
+            "set use_sliding_window: true in the draft's config.json",
+        )
     tokens = draft_steps(wish.strategy) + 1
     chain = method in ("mtp", "eagle", "eagle3") and (wish.strategy.topk or 1) == 1
     if chain and wish.strategy.draft_tokens not in (None, tokens):

@@ -133,12 +133,15 @@ class Table:
         reserve_rope_cache_for_long_sequences): up to 2 MiB it fits into what loading left over, up to
         10 MiB it takes a segment of 20 MiB, beyond that steps of 2 MiB.
         """
+        new = 4 * self.width * rows
+        return 0 if new <= 2 * MIB else self.moved(rows)
+
+    def moved(self, rows: int) -> int:
+        """Bytes which the longer copy takes where nothing is left over, less what the old one gives back."""
         old, new = (4 * self.width * count for count in (self.rows, rows))
-        if rows <= self.rows or new <= 2 * MIB:
+        if rows <= self.rows:
             return 0
-        if new < 10 * MIB:
-            return 20 * MIB
-        return round_up(new, 2 * MIB) - (round_up(old, 2 * MIB) if old >= 10 * MIB else 0)
+        return segment_bytes(new) - (segment_bytes(old) if old >= 10 * MIB else 0)
 
 
 @dataclass(frozen=True)
@@ -181,12 +184,19 @@ class Model:
     vision_complexity: float  # layers x width^2 as SGLang reads them; 0 without a vision model
     method: str  # "", "eagle", "eagle3" or "dflash"
     block_size: int | None  # of a dflash draft
+    window_unset: bool  # layers of a dflash draft have a window whose size is not in effect
     weight_error: float  # relative band of the sizes from shapes
 
     @property
     def latent(self) -> bool:
         """Whether the attention layers are latent (MLA)."""
         return any(isinstance(layers, LatentLayers) for layers in self.kv)
+
+    @property
+    def experts(self) -> int:
+        """How many routed experts a layer has; 0 for a dense model."""
+        routers = (part for part in self.parts if part.kind == "router")
+        return next((part.pieces[0][0] // self.hidden for part in routers), 0)
 
     @property
     def kv_layers(self) -> int:
@@ -227,6 +237,13 @@ def allocated(parts: Iterable[Part], tensor_parallel: int) -> int:
         else:
             small += part.count * round_up(size, 512)
     return large + round_up(middle, 20 * MIB) + round_up(small, 2 * MIB)
+
+
+def segment_bytes(size: int) -> int:
+    """Bytes which the allocator takes for one tensor; up to 1 MiB it finds room in what is there."""
+    if size >= 10 * MIB:
+        return round_up(size, 2 * MIB)
+    return 20 * MIB if size > MIB else 0
 
 
 def plain_bytes(parts: Iterable[Part]) -> int:

@@ -85,7 +85,7 @@ def test_the_draft_and_the_context_count_as_taken() -> None:
     ].prediction
     assert taken_bytes(found, card(120)) == 120 * GIB - found.moments[-1].free + CONTEXT_BYTES
     held = found.weights + found.draft_weights + found.state_bytes + found.kv_bytes
-    assert held < taken_bytes(found, card(120)) < held + 4 * GIB
+    assert held < taken_bytes(found, card(120)) < held + 6 * GIB
 
 
 def test_without_a_gpu_the_cpu_is_planned_for() -> None:

@@ -143,6 +143,7 @@ def test_drafts_say_what_they_are_for() -> None:
     drafts = {name: read_config(config(name)) for name in NAMES if "eagle" in name or "dflash" in name}
     assert {name: draft.method for name, draft in drafts.items()} == {
         "dflash-qwen36-27b": "dflash",
+        "dflash-qwen36-27b-unset": "dflash",
         "eagle-llama-3-8b": "eagle",
         "eagle3-llama-3.1-8b": "eagle3",
     }
@@ -180,7 +181,7 @@ def test_ranks_share_the_weights(name: str) -> None:
     model = read_config(config(name))
     one, two, eight = (model.weight_bytes(ranks) for ranks in (1, 2, 8))
     assert one > two > eight >= one // 8
-    assert 0 < model.weight_error <= 0.1
+    assert 0 < model.weight_error <= (0.2 if name == "gpt-oss-20b" else 0.1)
 
 
 def test_checkpoint_size_corrects_the_shapes() -> None:

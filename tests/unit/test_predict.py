@@ -112,6 +112,8 @@ def test_lines_are_answered_in_order_and_blank_ones_skipped() -> None:
         ({"environment": {"A": 1}}, "environment: is no object of texts"),
         ({"free_before_gib": "93"}, "free_before_gib: '93' is no size"),
         ({"gpu_total_mib": True}, "gpu_total_mib: True is no size"),
+        ({"compute_capability": 9.0}, "compute_capability: 9.0 is none"),
+        ({"compute_capability": "nine"}, "compute_capability: 'nine' is none"),
         ({"free_before_gib": None}, "free memory: is not known"),
         (
             {"argv": None, "implied": {"speculative_algorithm": 1}},

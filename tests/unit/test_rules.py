@@ -64,6 +64,8 @@ def test_sound_wishes(
          "strategy.draft_model: is missing: eagle needs a draft model"),
         ("llama-3.1-8b", LAST, "eagle3-llama-3.1-8b", {}, {"strategy": Strategy("eagle", "x")},
          "strategy.method: the draft model is made for eagle3"),
+        ("qwen36-27b", LAST, "dflash-qwen36-27b-unset", {}, {"strategy": Strategy("dflash", "x")},
+         "strategy.draft_model: layers of it have a window, whose size transformers drops"),
         ("qwen36-27b", LAST, "dflash-qwen36-27b", {}, {"strategy": Strategy("dflash", "x", topk=4)},
          "strategy.topk: dflash drafts one block"),
         ("qwen3-8b", LAST, None, {}, {"memory": MemoryPins(fraction=1.2)},

@@ -1,0 +1,193 @@
+"""Serve the same model on the same part of a card, tuned by hand and as planned, under the same load.
+
+    python3 compare.py OUT_DIR [--seconds 360]
+
+A process holds the rest of the card, so that as much is free as on a card of 96 GB. First the flags that
+people had tuned by hand (the row ``q36_mtp_hand_graphs`` of the measured starts), then what the kit plans for
+the same model, context and method. 16 clients ask one after another for 256 tokens after 1,024; weights are
+random, so drafts are hardly ever accepted, in both alike. Writes OUT_DIR/comparison.json and both journals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import statistics
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[1] / "module_utils")]
+
+from sglang_kit.plan import plan_host, read_host  # noqa: E402 - found by the line above
+
+from tests.gpu.measure import FIXTURES, Card, Server, Smaller, launch, tell  # noqa: E402
+
+CLIENTS, PROMPT_TOKENS, ANSWER_TOKENS = 16, 1024, 256
+HAND_TUNED, HAND_SECONDS = "q36_mtp_hand_graphs", 60.0
+START_SECONDS = 280.0
+MODEL = "configs/qwen36-27b.json"
+FREE_GIB, CARD_MIB = 93.57, 143_771
+
+
+@dataclass
+class Load:
+    """What clients saw: the seconds of each answered request, and everything that went wrong."""
+
+    seconds: list[float] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+
+def hand_tuned() -> dict[str, Any]:
+    """Take the flags of the measured row."""
+    rows = json.loads((FIXTURES / "measured" / "h200-sglang-0.5.11.json").read_text(encoding="utf-8"))["rows"]
+    argv = list(next(row["argv"] for row in rows if row["case"] == HAND_TUNED))
+    place = argv.index("--port")
+    return {
+        "case": "hand",
+        "model_config": MODEL,
+        "argv": [*argv[:place], *argv[place + 2 :], "--sampling-backend", "pytorch"],
+    }
+
+
+def planned() -> dict[str, Any]:
+    """Let the kit plan for as many requests as there are clients."""
+    arguments = {
+        "load-format": "dummy",
+        "skip-tokenizer-init": True,
+        "skip-server-warmup": True,
+        "attention-backend": "triton",
+        "sampling-backend": "pytorch",
+        "disable-piecewise-cuda-graph": True,
+    }
+    instance = {
+        "name": "planned",
+        "model": "/srv/models/chat",
+        "gpus": ["0"],
+        "port": 30001,
+        "context_length": 8192,
+        "concurrency": CLIENTS,
+        "strategy": {"method": "mtp", "steps": 3},
+        "args": arguments,
+    }
+    host = {
+        "name": "here",
+        "release": "/opt/release",
+        "engine_version": "0.5.11",
+        "accelerator": "nvidia",
+        "gpus": [
+            {"memory_mib": CARD_MIB, "free_gib": FREE_GIB, "compute_capability": "9.0", "name": "a part"}
+        ],
+        "gpu_count": 1,
+    }
+    config = json.loads((FIXTURES / MODEL).read_text(encoding="utf-8"))
+    (plan,) = plan_host(instances=[instance], settings=read_host(host), models={"/srv/models/chat": config})
+    argv, words = plan["argv"], []
+    position = argv.index("sglang.launch_server") + 1
+    while position < len(argv):
+        if argv[position] in {"--model-path", "--port", "--nccl-port", "--served-model-name", "--host"}:
+            position += 2
+            continue
+        words.append(argv[position])
+        position += 1
+    return {"case": "planned", "model_config": MODEL, "argv": words, "memory": plan["memory"]}
+
+
+def client(server: Server, number: int, until: float, load: Load) -> None:
+    """Ask one request after another."""
+    numbers = random.Random(number)  # noqa: S311 - any words will do
+    while time.monotonic() < until and not load.faults:
+        prompt = [numbers.randrange(10, 100_000) for _ in range(PROMPT_TOKENS)]
+        sampling = {"max_new_tokens": ANSWER_TOKENS, "ignore_eos": True, "temperature": 0}
+        begun = time.monotonic()
+        try:
+            server.ask("/generate", {"input_ids": prompt, "sampling_params": sampling}, 120)
+        except OSError as error:
+            load.faults.append(f"{time.monotonic() - begun:.1f} s: {error}")
+            return
+        load.seconds.append(time.monotonic() - begun)
+
+
+def serve(case: dict[str, Any], server: Server, card: Card, seconds: float) -> dict[str, Any]:
+    """Start, load, and tell what came of it."""
+    server.gate.touch()
+    begun = time.monotonic()
+    if not server.wait_for("fired up and ready", START_SECONDS):
+        return {"case": case["case"], "fault": "did not start", "end": server.text[-2000:]}
+    ready_seconds, free = time.monotonic() - begun, [card.free]
+    warm = Load()
+    client(server, 0, time.monotonic() + 0.1, warm)
+    load = Load()
+    begun = time.monotonic()
+    threads = [
+        threading.Thread(target=client, args=(server, number, begun + seconds, load))
+        for number in range(CLIENTS)
+    ]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        free.append(card.free)
+        time.sleep(0.2)
+    elapsed = time.monotonic() - begun
+    lines = re.findall(
+        r"Decode batch.*?#running-req: (\d+).*?gen throughput \(token/s\): ([\d.]+)", server.text
+    )
+    decode = [(int(running), float(rate)) for running, rate in lines]
+    most = max(running for running, _ in decode)
+    (tokens,) = re.findall(r"max_total_num_tokens=(\d+)", server.text)[:1]
+    waits = sorted(load.seconds)
+    return {
+        "case": case["case"],
+        "argv": case["argv"],
+        "ready_seconds": round(ready_seconds, 1),
+        "load_seconds": round(elapsed, 1),
+        "kv_tokens": int(tokens),
+        "running_requests": most,
+        "answered": len(waits),
+        "output_tokens_per_second": round(len(waits) * ANSWER_TOKENS / elapsed, 1),
+        "decode_tokens_per_second_median": round(
+            statistics.median(rate for running, rate in decode if running == most), 1
+        ),
+        "request_seconds_p50": round(waits[len(waits) // 2], 2),
+        "request_seconds_p99": round(waits[min(len(waits) - 1, len(waits) * 99 // 100)], 2),
+        "free_gib_ready": round(free[0] / 2**30, 2),
+        "free_gib_least": round(min(free) / 2**30, 2),
+        "faults": warm.faults + load.faults,
+    }
+
+
+def main() -> int:
+    """Serve both, one after the other."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seconds", type=float, default=360)
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    card = Card()
+    smaller = Smaller(card)
+    smaller.to(FREE_GIB)
+    found = []
+    cases = [(hand_tuned(), HAND_SECONDS), (planned(), arguments.seconds)]
+    servers = [launch(case, arguments.out, 31000 + 20 * n) for n, (case, _) in enumerate(cases)]
+    for server, (case, seconds) in zip(servers, cases, strict=True):
+        smaller.wait_until_empty()
+        if server.wait_for("[gate]", START_SECONDS):
+            found.append({**serve(case, server, card, seconds), "memory": case.get("memory")})
+        server.kill()
+        text = json.dumps(found, indent=1)
+        (arguments.out / "comparison.json").write_text(f"{text}\n", encoding="utf-8")
+        tell(text)
+    smaller.to(None)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
