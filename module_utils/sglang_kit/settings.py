@@ -123,6 +123,20 @@ _VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
 }
 """Meaning of a flag with values -> field, and how a value is read; of several values the largest counts."""
 
+_LIMITS: dict[str, tuple[float, float]] = {
+    "tensor_parallel": (1, 1024),
+    "attention_data_parallel": (1, 1024),
+    "context_length": (1, 10**9),
+    "memory_fraction": (-1, 10),
+    "swa_ratio": (0, 1000),
+    "state_ratio": (0, 1000),
+    "draft_steps": (0, 4096),
+    "draft_topk": (0, 4096),
+    "draft_tokens": (0, 4096),
+}
+_ANY = (-1, 10**12)
+"""Least and most of a value for which the formulas hold; the engine takes more, and dies later."""
+
 _SWITCHES: dict[str, tuple[str, bool]] = {
     "disable_prefix_cache": ("prefix_cache", False),
     "disable_overlap": ("overlap", False),
@@ -197,18 +211,20 @@ def read_argv(
     for variable, value in (environment or {}).items():
         if variable in _VARIABLES:
             name, read = _VARIABLES[variable]
-            found[name] = _value([value], read, problems, variable)
+            found[name] = _value([value], read, _LIMITS.get(name, _ANY), problems, f"env.{variable}")
     for meaning, (name, read) in _VALUES.items():
         if facts.has_flag(meaning) and _field(facts, meaning) in given:
-            found[name] = _value(given[_field(facts, meaning)], read, problems, facts.flag(meaning))
+            limits = _LIMITS.get(name, _ANY)
+            found[name] = _value(given[_field(facts, meaning)], read, limits, problems, facts.flag(meaning))
     for meaning, (name, result) in _SWITCHES.items():
         if facts.has_flag(meaning) and _field(facts, meaning) in given:
             found[name] = result
+    if "enable_dp_attention" in given:
+        name, values = "attention_data_parallel", given.get("dp_size", ["1"])
+        found[name] = _value(values, int, _LIMITS[name], problems, "--dp-size")
     if problems:
         raise ProblemsError([replace(problem, where=where) for problem in problems])
     found.update(_graphs_off(argv, given, facts))
-    if "enable_dp_attention" in given:
-        found["attention_data_parallel"] = int(given.get("dp_size", ["1"])[0])
     unknown = sorted(field for field in given if field in _NOT_MODELLED)
     return CommandLine(Settings(**found), tuple(f"--{field.replace('_', '-')}" for field in unknown))
 
@@ -231,13 +247,25 @@ def _field(facts: EngineFacts, meaning: str) -> str:
     return known_flags(facts.version, facts.build)[facts.flag(meaning)].field
 
 
-def _value(values: list[str], read: Callable[[str], Any], problems: list[Problem], key: str) -> Any:  # noqa: ANN401 - fields differ in type
+def _value(
+    values: list[str],
+    read: Callable[[str], Any],
+    limits: tuple[float, float],
+    problems: list[Problem],
+    key: str,
+) -> Any:  # noqa: ANN401 - fields differ in type
     """Read the values of one flag, the largest of several; what cannot be read is noted."""
+    shown = repr(" ".join(values)[:80])
     try:
-        return max(read(value) for value in values)
-    except ValueError:
-        problems.append(Problem("", key, f"{' '.join(values)!r} is no value of it"))
+        largest = max(read(value) for value in values)
+    except (ValueError, OverflowError):
+        problems.append(Problem("", key, f"{shown} is no value of it"))
         return None
+    least, most = limits
+    if isinstance(largest, (int, float)) and not least <= largest <= most:
+        problems.append(Problem("", key, f"{shown} is not from {least:g} to {most:g}"))
+        return None
+    return largest
 
 
 def _graphs_off(argv: Sequence[str], given: Mapping[str, list[str]], facts: EngineFacts) -> dict[str, bool]:

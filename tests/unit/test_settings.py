@@ -121,7 +121,25 @@ def test_what_no_formula_knows_is_named() -> None:
         (["--context-len", "8192"], {}, "chat: argv.--context-len: --context-len is an abbreviation"),
         (["--context-length", "long"], {}, "chat: --context-length: 'long' is no value of it"),
         (["--max-running-requests", "many"], {}, "chat: argv"),
-        ([], {"SGLANG_VLM_CACHE_SIZE_MB": "x"}, "chat: SGLANG_VLM_CACHE_SIZE_MB: 'x' is no value of it"),
+        ([], {"SGLANG_VLM_CACHE_SIZE_MB": "x"}, "chat: env.SGLANG_VLM_CACHE_SIZE_MB: 'x' is no value of it"),
+        (["--tp-size", "0"], {}, "chat: --tp-size: '0' is not from 1 to 1024"),
+        (["--tp-size", "9" * 100], {}, f"chat: --tp-size: '{'9' * 80}' is not from 1 to 1024"),
+        (["--mem-fraction-static", "inf"], {}, "chat: --mem-fraction-static: 'inf' is not from -1 to 10"),
+        (
+            ["--swa-full-tokens-ratio", "nan"],
+            {},
+            "chat: --swa-full-tokens-ratio: 'nan' is not from 0 to 1000",
+        ),
+        (
+            ["--context-length", "9" * 400 + "k"],
+            {},
+            f"chat: --context-length: '{'9' * 80}' is no value of it",
+        ),
+        (
+            ["--enable-dp-attention", "--dp-size", "0"],
+            {},
+            "chat: --dp-size: '0' is not from 1 to 1024",
+        ),
     ],
 )
 def test_what_cannot_be_read(words: list[str], environment: dict[str, Any], message: str) -> None:
