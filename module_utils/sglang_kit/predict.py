@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -60,6 +61,11 @@ _IMPLIED_FIELDS = (
     "intermediate_conv_gib",
 )
 """What follows from slots and requests alone, where the command line is not known."""
+
+
+_MOST = 10**12
+_LEAST_MIB = 1024
+"""No card is smaller; the engine's own defaults make no sense below it."""
 
 
 def predict_row(row: Mapping[str, Any], *, base: Path) -> dict[str, Any]:
@@ -141,8 +147,12 @@ def _implied(row: Mapping[str, Any], where: str) -> Settings:
 
 def _count(values: Mapping[str, Any], key: str, where: str) -> int | None:
     value = values.get(key)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ProblemsError([Problem(where, key, f"{value!r} is no positive whole number")])
+    if value is not None and (
+        isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < _MOST
+    ):
+        raise ProblemsError(
+            [Problem(where, key, f"{str(value)[:40]} is no whole number from 1 to {_MOST:g}")]
+        )
     return value
 
 
@@ -159,8 +169,10 @@ def _card(row: Mapping[str, Any], where: str) -> Card:
         value = row.get(key)
         if value is None:
             sizes[key] = None
-        elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1 << 40:
-            problems.append(Problem(where, key, f"{value!r} is no size"))
+        elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _MOST:
+            problems.append(Problem(where, key, f"{str(value)[:40]!r} is no size"))
+        elif key == "gpu_total_mib" and value < _LEAST_MIB:
+            problems.append(Problem(where, key, f"{value} is less than {_LEAST_MIB}, in MiB"))
         else:
             sizes[key] = from_mib(value) if key.endswith("_mib") else from_gib(value)
     if problems:
@@ -179,10 +191,11 @@ def _capability(row: Mapping[str, Any], where: str) -> tuple[int, int] | None:
     value = row.get("compute_capability")
     if value is None:
         return None
-    parts = value.split(".") if isinstance(value, str) else []
-    if len(parts) != 2 or not all(part.isdigit() for part in parts):  # noqa: PLR2004 - major and minor
-        raise ProblemsError([Problem(where, "compute_capability", f"{value!r} is none", 'write "9.0"')])
-    return int(parts[0]), int(parts[1])
+    parts = re.fullmatch(r"([0-9]{1,3})\.([0-9]{1,3})", value) if isinstance(value, str) else None
+    if parts is None:
+        shown = repr(value)[:40]
+        raise ProblemsError([Problem(where, "compute_capability", f"{shown} is none", 'write "9.0"')])
+    return int(parts[1]), int(parts[2])
 
 
 def _answer(found: Prediction, line: CommandLine, model: Model) -> dict[str, Any]:

@@ -111,7 +111,8 @@ def test_lines_are_answered_in_order_and_blank_ones_skipped() -> None:
         ({"environment": [1]}, "environment: is no object of texts"),
         ({"environment": {"A": 1}}, "environment: is no object of texts"),
         ({"free_before_gib": "93"}, "free_before_gib: '93' is no size"),
-        ({"gpu_total_mib": True}, "gpu_total_mib: True is no size"),
+        ({"gpu_total_mib": 0}, "gpu_total_mib: 0 is less than 1024, in MiB"),
+        ({"gpu_total_mib": True}, "gpu_total_mib: 'True' is no size"),
         ({"compute_capability": 9.0}, "compute_capability: 9.0 is none"),
         ({"compute_capability": "nine"}, "compute_capability: 'nine' is none"),
         ({"free_before_gib": None}, "free memory: is not known"),
@@ -119,7 +120,10 @@ def test_lines_are_answered_in_order_and_blank_ones_skipped() -> None:
             {"argv": None, "implied": {"speculative_algorithm": 1}},
             "implied.speculative_algorithm: is no text",
         ),
-        ({"argv": None, "implied": {"max_running_requests": 0}}, "max_running_requests: 0 is no positive"),
+        (
+            {"argv": None, "implied": {"max_running_requests": 0}},
+            "max_running_requests: 0 is no whole number",
+        ),
     ],
 )
 def test_rows_that_cannot_be_read(change: dict[str, Any], message: str) -> None:
