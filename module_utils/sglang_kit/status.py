@@ -28,7 +28,7 @@ from .readiness import (
     Follower,
 )
 from .report import table
-from .state import WANTED, Store
+from .state import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -184,8 +184,9 @@ def _drift(
     """Find what differs from what was deployed; a process of another plan counts for nothing here."""
     if plan is None:
         return []
-    state = store.at(one["name"], WANTED)
-    deployed = present.recorded(store, state, WANTED) if state else difference.of_plan(plan)
+    # What stands: after a roll-out that ended early, another state is wanted than the one that is installed.
+    state = store.running(one["name"], plan["fingerprint"])
+    deployed = present.recorded(store, state, present.INSTALLED) if state else difference.of_plan(plan)
     mark = one["fingerprint"]
     pid = one["main_pid"] if mark["running"] == mark["wanted"] else 0
     now = present.view(deployed["plan"], below, main_pid=pid, invocation=one["invocation"])

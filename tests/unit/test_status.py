@@ -417,6 +417,14 @@ def test_a_process_of_another_plan_is_no_drift(world: World, tmp_path: Path) -> 
     assert names == ["command", "GREETING"]
 
 
+def test_what_is_wanted_and_not_installed_yet_is_no_drift(world: World) -> None:
+    plan = deploy(world)
+    world.units["sglang-chat.service"] = ACTIVE
+    store = status.Store("")
+    store.stage({**plan, "fingerprint": "of a roll-out that ended"}, [], {}, datetime.now(timezone.utc))
+    assert world.instance(chat="started")["drift"] == []
+
+
 def test_a_host_that_was_deployed_before_there_were_states(world: World) -> None:
     world.install()
     world.units["sglang-chat.service"] = STOPPED
