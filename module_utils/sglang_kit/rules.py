@@ -148,6 +148,14 @@ def _pin_problems(model: Model, facts: EngineFacts, wish: Wish) -> Iterator[Prob
 def _state_problems(model: Model, facts: EngineFacts, wish: Wish) -> Iterator[Problem]:
     """Rules of hybrid models: strategy, prefix cache, speculation, pages and mixed chunks."""
     base = wish.base
+    if base.device == "cpu":
+        yield Problem(
+            "",
+            "gpus",
+            f"{model.architecture} has a state cache, of which nothing is known on a CPU",
+            "name GPUs, as in `gpus: [0]`",
+        )
+        return
     speculates = wish.strategy.method != "none"
     buffered = base.state_strategy.startswith("extra_buffer")
     supported = model.architecture in facts.extra_buffer_architectures

@@ -262,8 +262,8 @@ def refusal(name: str, version: str = LAST, **wish: Any) -> str:  # noqa: ANN401
         ("qwen3-8b", LAST, {"memory": MemoryPins(kv_dtype="int3")}, "the layout of int3", "use one of auto"),
         ("qwen36-27b", LAST, {"base": Settings(page_size=512, track_interval=512, state_strategy="no_buffer",
                                               overlap=False)}, "page size 1, not 512", "leave it out"),
-        ("qwen36-27b", LAST, {"base": Settings(state_strategy="extra_buffer_lazy", device="cpu")},
-         "args: SGLang 0.5.23 would stop with AssertionError: extra_buffer requires platform", ""),
+        ("qwen36-27b", FIRST, {"base": Settings(state_strategy="extra_buffer_lazy"), "strategy": MTP},
+         "args: SGLang 0.5.11 would stop with AssertionError: extra_buffer_lazy unsupported with spec", ""),
         ("qwen3-8b", LAST, {"tensor_parallel": 3}, "32 attention heads cannot be split over 3", "use 4 GPUs"),
     ],
 )  # fmt: skip

@@ -94,6 +94,8 @@ def test_sound_wishes(
          "args.enable-mixed-chunk: mixed chunks with extra_buffer lose accuracy under load"),
         ("qwen36-27b", LAST, None, {"page_size": 48}, {},
          "args.mamba-track-interval: 256 is no multiple of the page size 48"),
+        ("qwen36-27b", LAST, None, {"device": "cpu"}, {},
+         "gpus: Qwen3_5ForConditionalGeneration has a state cache, of which nothing is known on a CPU"),
         ("qwen36-27b", LAST, None, {}, {"strategy": Strategy("mtp", steps=3, draft_tokens=7)},
          "strategy.draft_tokens: 7 with topk 1: the engine would make it 4, one more than the steps"),
         ("qwen36-27b", LAST, None, {}, {"strategy": Strategy("mtp", draft_tokens=1)},
