@@ -52,13 +52,13 @@ def build(directory: Path, version: str, python: str) -> None:
 
 
 def pip(directory: Path, version: str, python: str) -> None:
-    """Install the same packages as anybody would."""
+    """Install the same packages as anybody would (pip refuses to resolve a lock that has extras)."""
     venv = directory / "venv"
     shutil.rmtree(venv, ignore_errors=True)
     subprocess.run([python, "-m", "venv", venv], check=True)
     subprocess.run(
         [
-            *(venv / "bin/python", "-m", "pip", "install", "--quiet", "--require-hashes"),
+            *(venv / "bin/python", "-m", "pip", "install", "--quiet", "--require-hashes", "--no-deps"),
             *("--cache-dir", directory / "pip-cache", "--requirement", FILES / f"locks/{version}.txt"),
         ],
         check=True,
