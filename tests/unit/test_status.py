@@ -346,9 +346,15 @@ def test_others_on_the_gpus(world: World) -> None:
 # --- drift ---------------------------------------------------------------------------------------
 
 
+ME = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(os.getegid()).gr_name
+
+
+def store_of(world: World) -> Store:
+    return Store(str(world.directory / "instances"), *ME)
+
+
 def deploy(world: World, **changes: object) -> dict[str, Any]:
     """Install an instance with its files and its state, as a deploy does."""
-    me = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(os.getegid()).gr_name
     plan: dict[str, Any] = {
         **PLAN,
         "unit_file": str(world.directory / "sglang-chat.service"),
@@ -357,11 +363,11 @@ def deploy(world: World, **changes: object) -> dict[str, Any]:
     }
     world.install(**plan)
     files = [
-        File(plan["unit_file"], "[Service]\nNice=1\n", 0o644, *me),
-        File(plan["environment_file"], "\n".join(plan["environment_lines"]), 0o640, *me),
+        File(plan["unit_file"], "[Service]\nNice=1\n", 0o644, *ME),
+        File(plan["environment_file"], "\n".join(plan["environment_lines"]), 0o640, *ME),
     ]
     fileset.apply(fileset.compare(files, []))
-    store = Store(str(world.directory / "instances"), *me)
+    store = store_of(world)
     store.stage(plan, files, {"host": {}, "model": {}, "by": {}}, datetime.now(timezone.utc))
     world.monkeypatch.setattr(status, "Store", lambda _root: store)
     return plan
@@ -420,8 +426,9 @@ def test_a_process_of_another_plan_is_no_drift(world: World, tmp_path: Path) -> 
 def test_what_is_wanted_and_not_installed_yet_is_no_drift(world: World) -> None:
     plan = deploy(world)
     world.units["sglang-chat.service"] = ACTIVE
-    store = status.Store("")
-    store.stage({**plan, "fingerprint": "of a roll-out that ended"}, [], {}, datetime.now(timezone.utc))
+    store_of(world).stage(
+        {**plan, "fingerprint": "of a roll-out that ended"}, [], {}, datetime.now(timezone.utc)
+    )
     assert world.instance(chat="started")["drift"] == []
 
 
