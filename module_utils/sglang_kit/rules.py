@@ -46,7 +46,10 @@ def draft_steps(strategy: Strategy) -> int:
 def check_rules(*, model: Model, draft: Model | None, facts: EngineFacts, wish: Wish) -> list[Problem]:
     """Judge what the engine would refuse, ignore or do badly, before any number is computed."""
     problems = [*_strategy_problems(model, draft, facts, wish), *_pin_problems(model, facts, wish)]
-    if model.state is not None and not problems:
+    if model.state is not None and wish.base.device == "cpu":
+        unknown = f"{model.architecture} has a state cache, of which nothing is known on a CPU"
+        problems.append(Problem("", "gpus", unknown, "name GPUs, as in `gpus: [0]`"))
+    elif model.state is not None and not problems:
         problems += _state_problems(model, facts, wish)
     return problems
 
@@ -148,14 +151,6 @@ def _pin_problems(model: Model, facts: EngineFacts, wish: Wish) -> Iterator[Prob
 def _state_problems(model: Model, facts: EngineFacts, wish: Wish) -> Iterator[Problem]:
     """Rules of hybrid models: strategy, prefix cache, speculation, pages and mixed chunks."""
     base = wish.base
-    if base.device == "cpu":
-        yield Problem(
-            "",
-            "gpus",
-            f"{model.architecture} has a state cache, of which nothing is known on a CPU",
-            "name GPUs, as in `gpus: [0]`",
-        )
-        return
     speculates = wish.strategy.method != "none"
     buffered = base.state_strategy.startswith("extra_buffer")
     supported = model.architecture in facts.extra_buffer_architectures
