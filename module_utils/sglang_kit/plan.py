@@ -12,6 +12,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from . import cards, command, credentials, engine, fingerprint, hook, host, overrides, unit
+from .config_reader import read_json
 from .host_memory import Request, check_host_memory, host_bytes, plan_shared
 from .instance import GPU, Instance, read_instances
 from .model import read_config
@@ -132,8 +133,8 @@ def plan_host(
 ) -> list[dict[str, Any]]:
     """Plan every instance of a host, as plain JSON-like values in the order of the inventory.
 
-    ``models`` are the configurations (``config.json``) by directory; the memory of an instance whose
-    model is not among them, or on a host whose GPUs are not known, is left to the engine. An absent
+    ``models`` are the configurations (each ``config.json``, read or its text) by directory; the memory of
+    an instance whose model is not among them, or on a host whose GPUs are not known, is left to the engine. An absent
     instance makes no plan and holds no port and no GPU: it is as if it were not listed.
     Raises ``ProblemsError`` with every fault of every instance.
     """
@@ -239,7 +240,9 @@ def _request(instance: Instance, facts: EngineFacts, models: Mapping[str, Any]) 
 
 
 def _model(path: str, models: Mapping[str, Any], where: str) -> Model:
-    return read_config(models[path], where=f"{where}: {path}/config.json")
+    place = f"{where}: {path}/config.json"
+    found = models[path]
+    return read_config(read_json(found, where=place) if isinstance(found, str) else found, where=place)
 
 
 def _check_accelerator(instance: Instance, settings: HostSettings, found: Collector) -> None:

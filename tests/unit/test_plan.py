@@ -383,6 +383,18 @@ def test_faults_of_memory_are_reported_with_all_others() -> None:
     assert "ask for at most 23 requests" in too_many
 
 
+def test_a_configuration_may_be_the_text_of_its_file() -> None:
+    settings = read_host({**GPU_HOST, "gpus": CARDS})
+    text = json.dumps(MODELS[QWEN])
+    assert plan_host(
+        instances=[definition(**WISH)], settings=settings, models={QWEN: text}
+    ) == planned_on_gpus(definition(**WISH))
+    with pytest.raises(
+        ProblemsError, match=f"chat: {QWEN}/config.json: config.json: is no JSON: .*; copy the"
+    ):
+        plan_host(instances=[definition(**WISH)], settings=settings, models={QWEN: text[:100]})
+
+
 def test_numa_nodes_and_patience_are_handed_on() -> None:
     planned = plan(numa_nodes=[0, 1], stage_seconds={"weights": 3600})
     assert (planned["numa_nodes"], planned["stage_seconds"]) == ([0, 1], {"weights": 3600})
