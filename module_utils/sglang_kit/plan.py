@@ -134,8 +134,8 @@ def plan_host(
     """Plan every instance of a host, as plain JSON-like values in the order of the inventory.
 
     ``models`` are the configurations (each ``config.json``, read or its text) by directory; the memory of
-    an instance whose model is not among them, or on a host whose GPUs are not known, is left to the engine. An absent
-    instance makes no plan and holds no port and no GPU: it is as if it were not listed.
+    an instance whose model is not among them, or on a host whose GPUs are not known, is left to the engine.
+    An absent instance makes no plan and holds no port and no GPU: it is as if it were not listed.
     Raises ``ProblemsError`` with every fault of every instance.
     """
     found = Collector()

@@ -32,18 +32,21 @@ def instance_memory(
     contents of the models' ``config.json``, ``gpu`` describes its GPUs as an item of ``sglang_host_gpus``.
     Raises ``ProblemsError`` with every fault and the nearest settings that work.
     """
+    if not isinstance(wish, dict):
+        raise ProblemsError([Problem("instance", "wish", f"{wish!r:.60} is not a mapping of keys to values")])
     given = {**_DEFAULTS, **wish}
     gpus = given["gpus"] if isinstance(given["gpus"], (list, tuple)) else ()
     found = Collector()
     card = cards.entry(gpu, given["name"], "gpu", found) if gpus else {}
     found.check()
-    models = {given["model"]: config}
-    if draft_config is not None:
-        given["strategy"] = {"draft_model": _DRAFT, **(given.get("strategy") or {})}
-        models[given["strategy"]["draft_model"]] = draft_config
+    models = {str(given["model"]): config}
+    strategy = given.get("strategy") or {}
+    if draft_config is not None and isinstance(strategy, dict):
+        given["strategy"] = {"draft_model": _DRAFT, **strategy}
+        models[str(given["strategy"]["draft_model"])] = draft_config
     settings = HostSettings(
         name="host",
-        engine_version=engine_version,
+        engine_version=str(engine_version),
         release="/",
         accelerator="nvidia" if gpus else "none",
         gpus=({**card, "count": len(gpus)},) if gpus else (),

@@ -90,3 +90,16 @@ def test_all_faults_of_a_wish_are_told_with_its_name() -> None:
 
 def test_what_would_work_is_told() -> None:
     assert "ask for at most " in refused({**WISH, "name": "chat", "concurrency": 48})
+
+
+@pytest.mark.parametrize(
+    ("wish", "told"),
+    [
+        ("mtp", "instance: wish: 'mtp' is not a mapping of keys to values"),
+        ({**WISH, "strategy": "mtp"}, "instance: strategy: 'mtp' is not a mapping of keys to values"),
+        ({**WISH, "model": ["/m"]}, "instance: model: ['/m'] is not a non-empty text"),
+    ],
+)
+def test_wrong_types_are_told(wish: Any, told: str) -> None:  # noqa: ANN401 - that is the point
+    assert told in refused(wish, draft_config=config("qwen36-27b"))
+    assert "is not a version this was tested with" in refused(WISH, engine_version=["0.5.23"])
