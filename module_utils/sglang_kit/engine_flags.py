@@ -738,7 +738,9 @@ def _unknown(version: str, build: Build | None, name: str, where: str, key: str)
     known = known_flags(version, build)
     other = all_flags().get(name) if build is None else None
     if other is not None and _INDEX[other.first] > _INDEX[facts(version, allow_untested=True).basis]:
-        return Problem(where, f"{key}.{name}", f"SGLang {version} has no {name}: it came with {other.first}")
+        message = f"SGLang {version} has no {name}: it came with {other.first}"
+        before = [flag.name for flag in all_flags().values() if flag.successor == name and flag.name in known]
+        return Problem(where, f"{key}.{name}", message, f"use {before[0]}" if before else "leave it out")
     if other is not None:
         remedy = f"use {other.successor}" if other.successor in known else "leave it out"
         return Problem(where, f"{key}.{name}", f"{name} was removed after SGLang {other.last}", remedy)

@@ -235,7 +235,12 @@ def test_flags_that_pass(args: list[str]) -> None:
             "after SGLang 0.5.18; use --cuda-graph-max-bs-decode",
         ),
         ("0.5.23", ["--torchao-config=x"], "removed after SGLang 0.5.15.post1; leave it out"),
-        ("0.5.20", ["--attn-dp-size", "2"], "SGLang 0.5.20 has no --attn-dp-size: it came with 0.5.23"),
+        ("0.5.20", ["--attn-dp-size", "2"], "no --attn-dp-size: it came with 0.5.23; leave it out"),
+        (
+            "0.5.11",
+            ["--cuda-graph-max-bs-decode", "8"],
+            "it came with 0.5.15.post1; use --cuda-graph-max-bs",
+        ),
         ("0.5.23", ["--tp", "2"], "--tp is an abbreviation"),
         ("0.5.23", ["--tp", "2"], "write --tp-size"),
         ("0.5.23", ["--prot", "1"], "did you mean --port?"),
