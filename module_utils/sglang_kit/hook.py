@@ -32,9 +32,9 @@ def read(value: object) -> Hook:
         return value
     words = tuple(str(word) for word in value) if isinstance(value, (list, tuple)) else None
     if words is None:
-        raise ValueError(f"{value!r} is neither a list of words nor a URL with http:// or https://")
+        raise ValueError(f"{value!r:.80} is neither a list of words nor a URL with http:// or https://")
     if words and not words[0].startswith("/"):
-        raise ValueError(f"{words[0]!r} is not the absolute path of a program")
+        raise ValueError(f"{words[0]!r:.80} is not the absolute path of a program")
     return words or None
 
 
