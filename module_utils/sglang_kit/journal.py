@@ -890,6 +890,22 @@ class _RankPools:
 
     seen: dict[str, int] = field(default_factory=dict)
     values: dict[str, int] = field(default_factory=dict)
+    later_kv: list[dict[str, int]] = field(default_factory=list)
+
+    def told(self) -> dict[str, int]:
+        """Return the values.
+
+        A pool for sliding windows may come before the whole one, with the same words (gpt-oss up to
+        0.5.15.post1); then the second of them, not the first, has as many tokens as the summary tells.
+        """
+        values = dict(self.values)
+        total, later = values.get("total_tokens"), self.later_kv
+        if later and later[0]["kv_tokens"] == total != values["kv_tokens"]:
+            values.update(swa_tokens=values["kv_tokens"], swa_kv_bytes=values["kv_bytes"])
+            values.update(later[0])
+            if len(later) == 1:
+                del values["draft_kv_tokens"], values["draft_kv_bytes"]
+        return values
 
     def take(self, event: Event) -> None:
         kind = event.kind
@@ -915,6 +931,7 @@ class _RankPools:
         if label.endswith("index"):
             return
         if nth > 1:
+            self.later_kv.append({**found, "kv_bytes": size})
             self.values.update(draft_kv_tokens=found["kv_tokens"], draft_kv_bytes=size)
         elif label == "SWA":
             self.values.update(swa_tokens=found["kv_tokens"], swa_kv_bytes=size)
@@ -950,7 +967,7 @@ class Pools:
         """Fold the ranks."""
         together: dict[str, int] = {}
         for pools in self._ranks.values():
-            for name, value in pools.values.items():
+            for name, value in pools.told().items():
                 choose = min if name in _SMALLEST else max
                 together[name] = choose(together.get(name, value), value)
         return Allocated(**together)

@@ -546,6 +546,22 @@ def test_sliding_windows_index_pools_graphs_and_resizing() -> None:
     }
 
 
+def test_a_window_pool_without_a_label_is_no_model_of_its_own() -> None:
+    row = "[..] KV Cache is allocated. dtype: torch.bfloat16, #tokens: {}, K size: {} GB, V size: {} GB"
+    summary = (
+        "[..] max_total_num_tokens=100, chunked_prefill_size=8192, max_running_requests=4, context_len=90"
+    )
+    texts = [row.format(80, "1.00", "1.00"), row.format(100, "2.00", "2.00"), summary]
+    found = allocated(read(lines("\n".join(texts))))
+    assert (found.swa_tokens, found.swa_kv_bytes) == (80, 2 * GIB)
+    assert (found.kv_tokens, found.k_bytes, found.kv_bytes) == (100, 2 * GIB, 4 * GIB)
+    assert found.draft_kv_tokens is None
+    texts.insert(2, row.format(100, "0.25", "0.25"))
+    found = allocated(read(lines("\n".join(texts))))
+    assert (found.swa_tokens, found.kv_tokens, found.kv_bytes) == (80, 100, 4 * GIB)
+    assert (found.draft_kv_tokens, found.draft_kv_bytes) == (100, GIB // 2)
+
+
 # --- lines that journald has broken
 
 
