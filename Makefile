@@ -62,6 +62,19 @@ molecule: setup ## Deploy to real systemd hosts: the real engine, and a replayed
 $(SCENARIOS:%=molecule-%): molecule-%:
 	$(BIN)/molecule test --scenario-name $*
 
+.PHONY: chaos
+chaos: setup ## Kill deploys at 50 random points, and see that the next one finishes them
+	$(BIN)/molecule converge --scenario-name rolling
+	$(BIN)/python -m tests.chaos --inventory molecule/rolling/inventory --host molecule-rolling1 --points 50
+
+.PHONY: molecule-upgrade
+molecule-upgrade: setup ## Upgrade and roll back a real engine (two installations)
+	$(BIN)/molecule test --scenario-name upgrade
+
+.PHONY: bundle
+bundle: setup ## Collect an engine for hosts without a network: VERSION=0.5.23 [PYTHONS=3.11]
+	$(BIN)/python scripts/bundle.py $(VERSION) $(PYTHONS:%=--python %)
+
 .PHONY: lint
 lint: setup ## Check style, types, playbooks and roles
 	$(BIN)/ruff check .

@@ -79,7 +79,8 @@ def field(facts: EngineFacts, flag: str) -> str:
 
 
 def _owned(instance: Instance, given: str, key: str) -> Problem:
-    return Problem(instance.name, given, f"is said by the key `{key}`", f"move the value to `{key}`")
+    remedy = "list the GPUs there, or none for the CPU" if key == "gpus" else f"move the value to `{key}`"
+    return Problem(instance.name, given, f"is said by the key `{key}`", remedy)
 
 
 def engine_argv(

@@ -155,13 +155,20 @@ def test_what_a_key_says_no_flag_says_under_any_of_its_names(meaning: str, versi
             "chat",
             f"args.{flag}",
             f"is said by the key `{OWNED[meaning]}`",
-            f"move the value to `{OWNED[meaning]}`",
+            "list the GPUs there, or none for the CPU"
+            if OWNED[meaning] == "gpus"
+            else f"move the value to `{OWNED[meaning]}`",
         )
 
 
 def test_the_gpus_are_not_chosen_by_a_variable() -> None:
     assert check_arguments(instance(env={"CUDA_VISIBLE_DEVICES": "0"}), NEWEST) == [
-        Problem("chat", "env.CUDA_VISIBLE_DEVICES", "is said by the key `gpus`", "move the value to `gpus`")
+        Problem(
+            "chat",
+            "env.CUDA_VISIBLE_DEVICES",
+            "is said by the key `gpus`",
+            "list the GPUs there, or none for the CPU",
+        )
     ]
 
 
