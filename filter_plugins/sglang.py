@@ -40,6 +40,17 @@ def sglang_plan(
         raise AnsibleTemplatePluginError(str(error), obj=instances) from error
 
 
+def sglang_faults(
+    instances: object, host: Mapping[str, Any], models: Mapping[str, Any] | None = None
+) -> str:
+    """Say everything that is wrong with the instances of one host; nothing where a plan can be made."""
+    try:
+        plan.plan_host(instances=instances, settings=plan.read_host(host), models=models)
+    except ProblemsError as error:
+        return str(error)
+    return ""
+
+
 def sglang_secrets(instances: object, host: Mapping[str, Any]) -> list[dict[str, str]]:
     """Name the files of the secrets, with what they hold: for an option that is never shown."""
     try:
@@ -156,6 +167,7 @@ class FilterModule:
         return {
             "sglang_batches": sglang_batches,
             "sglang_ending": sglang_ending,
+            "sglang_faults": sglang_faults,
             "sglang_difference": sglang_difference,
             "sglang_lock": sglang_lock,
             "sglang_measured": sglang_measured,
