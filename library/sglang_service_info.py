@@ -58,6 +58,7 @@ instances:
       invocation: 5c1ac8ca8c1f4b4d8e2f4a0d3f4a0a11
       fingerprint: 667903beab97f70c
       changed: ""
+      differs: "--max-running-requests 8 -> 4"
       status: ready
       restarts: 0
       holds: {name: chat, host: 127.0.0.1, port: 30001, nccl_port: 20001, gpus: ["1"], shared: false}
@@ -89,7 +90,16 @@ adopted:
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_kit import adopt, fingerprint, present, roll, state, status, systemd
+from ansible.module_utils.sglang_kit import (
+    adopt,
+    difference,
+    fingerprint,
+    present,
+    roll,
+    state,
+    status,
+    systemd,
+)
 
 ARGUMENTS = {
     "plans": {"type": "list", "elements": "dict", "required": True},
@@ -121,6 +131,7 @@ def main() -> None:
             "invocation": seen.invocation,
             "fingerprint": mark,
             "changed": present.changed(wanted[name], seen.main_pid),
+            "differs": difference.reason(known["plan"], wanted[name]) if known else "",
             "status": seen.status_text,
             "restarts": seen.restarts,
             "holds": roll.place(known["plan"] if known else installed.get(name)) if seen.main_pid else None,

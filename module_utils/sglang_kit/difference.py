@@ -286,6 +286,14 @@ def drift(installed: View, now: View) -> list[Difference]:
     return [one for one in compare(installed, now).differences if one.kind in DRIFT]
 
 
+def reason(runs: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
+    """Say in one line what a restart would change, from plan to plan; empty where they say the same."""
+    changed = [one for one in compare(of_plan(runs), of_plan(wanted)).differences if one.kind != "planned"]
+    told = [f"{one.name} {_short(one.left) or '-'} -> {_short(one.right) or '-'}" for one in changed]
+    more = [f"{len(told) - _TOLD} more"] if len(told) > _TOLD else []
+    return ", ".join([*told[:_TOLD], *more])
+
+
 def sentence(one: Difference) -> str:
     """Say a drift for people."""
     title = next(kind.title for kind in KINDS if kind.id == one.kind)
@@ -296,6 +304,7 @@ def sentence(one: Difference) -> str:
 
 # --- for people ----------------------------------------------------------------------------------
 
+_TOLD = 3
 _LONGEST = 22
 _NAME = 31
 

@@ -68,20 +68,29 @@ def actions(plans: Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -> 
             running=seen.get("fingerprint"),
             active=seen.get("active", "inactive"),
             changed=seen.get("changed", ""),
+            differs=seen.get("differs", ""),
         )
         decided.append(asdict(action))
     return decided
 
 
 def decide(
-    *, name: str, wanted_state: str, wanted: str, running: str | None, active: str, changed: str = ""
+    *,
+    name: str,
+    wanted_state: str,
+    wanted: str,
+    running: str | None,
+    active: str,
+    changed: str = "",
+    differs: str = "",
 ) -> Action:
     """Compare the wanted state with the running process, not with files that just changed.
 
     ``running`` is the fingerprint in the environment of the unit's main process, ``None`` where no
     process runs; ``active`` is systemd's ActiveState; ``changed`` names what was changed by hand in what
-    the process was started with. An interrupted run therefore heals on the
-    next one: whatever still runs with another fingerprint is restarted then.
+    the process was started with, ``differs`` what another fingerprint comes from, where that is known.
+    An interrupted run therefore heals on the next one: whatever still runs with another fingerprint is
+    restarted then.
     """
     alive = active in {"active", "activating", "reloading"}
     if wanted_state != "started":
@@ -90,7 +99,7 @@ def decide(
     starts = [
         (not alive, "start", f"is {active}"),
         (running is None, "restart", "has no main process with a fingerprint"),
-        (running != wanted, "restart", f"runs {running}, wanted is {wanted}"),
+        (running != wanted, "restart", differs or f"runs {running}, wanted is {wanted}"),
         (bool(changed), "restart", f"was started with {changed}"),
         (active == "activating", "prove", "is starting with what is wanted"),
     ]

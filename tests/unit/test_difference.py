@@ -257,3 +257,12 @@ def test_long_texts_are_shown_where_they_part() -> None:
     assert second.rstrip().endswith("y")
     assert all(len(line) <= 92 for line in lines[4 : lines.index("what matters first")])
     assert "  variable: switches kernels, communication and logging" in lines
+
+
+def test_the_reason_of_a_restart_is_one_line() -> None:
+    other = [*plan()["argv"], "--page-size", "64"]
+    assert difference.reason(plan(), plan()) == ""
+    assert difference.reason(plan(), plan(argv=other)) == "--page-size - -> 64"
+    environment = {**plan()["environment"], **dict.fromkeys("ABCD", "1")}
+    assert difference.reason(plan(), plan(environment=environment)) == "A - -> 1, B - -> 1, C - -> 1, 1 more"
+    assert "s3cr3t" not in difference.reason(plan(), plan(argv=plan()["argv"][:-2]))

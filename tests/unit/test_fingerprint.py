@@ -91,6 +91,14 @@ def test_a_process_that_was_started_from_edited_files_is_restarted() -> None:
     ]
 
 
+def test_a_restart_says_what_it_changes_where_that_is_known() -> None:
+    plans = [{"name": "chat", "state": "started", "fingerprint": WANTED}]
+    seen = {"active": "active", "fingerprint": RUNNING, "differs": "--page-size 1 -> 64"}
+    assert actions(plans, {"chat": seen}) == [
+        {"name": "chat", "action": "restart", "reason": "--page-size 1 -> 64"}
+    ]
+
+
 def test_one_action_for_each_plan_in_their_order() -> None:
     plans = [
         {"name": "chat", "state": "started", "fingerprint": WANTED},

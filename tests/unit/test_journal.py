@@ -549,8 +549,8 @@ def test_sliding_windows_index_pools_graphs_and_resizing() -> None:
 def test_a_window_pool_without_a_label_is_no_model_of_its_own() -> None:
     row = "[..] KV Cache is allocated. dtype: torch.bfloat16, #tokens: {}, K size: {} GB, V size: {} GB"
     summary = (
-        "[..] max_total_num_tokens=100, chunked_prefill_size=8, max_prefill_tokens=16, max_running_requests=4,"
-        " context_len=90, available_gpu_mem=1.00 GB"
+        "[..] max_total_num_tokens=100, chunked_prefill_size=8, max_prefill_tokens=16,"
+        " max_running_requests=4, context_len=90, available_gpu_mem=1.00 GB"
     )
     texts = [row.format(80, "1.00", "1.00"), row.format(100, "2.00", "2.00"), summary]
     found = allocated(read(lines("\n".join(texts))))

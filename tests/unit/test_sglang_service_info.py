@@ -90,6 +90,7 @@ def test_units_are_read_in_one_call_and_the_fingerprint_from_the_process(
             "invocation": INVOCATION,
             "fingerprint": "667903beab97f70c",
             "changed": "",
+            "differs": "",
             "status": "ready",
             "restarts": 2,
             "holds": None,
@@ -104,6 +105,7 @@ def test_units_are_read_in_one_call_and_the_fingerprint_from_the_process(
             "invocation": "",
             "fingerprint": None,
             "changed": "",
+            "differs": "",
             "status": "",
             "restarts": 0,
             "holds": None,
@@ -122,7 +124,7 @@ def test_what_a_process_holds_is_what_it_was_started_with(
     """Not what has been installed since, unless nothing else is known of it."""
     me = pwd.getpwuid(os.geteuid()).pw_name
     store = Store(str(tmp_path / "instances"), me, grp.getgrgid(os.getegid()).gr_name)
-    started = {**PLAN, "fingerprint": "a" * 16, "port": 30001}
+    started = {**PLAN, "fingerprint": "a" * 16, "port": 30001, "environment": {"GREETING": "hello"}}
     state = store.stage(started, (), {}, datetime(2026, 11, 29, tzinfo=timezone.utc))
     store.record("chat", state, {"result": "ready"})
     etc = tmp_path / "etc"
@@ -145,6 +147,7 @@ def test_what_a_process_holds_is_what_it_was_started_with(
     assert seen["a"]["instances"]["chat"]["holds"]["port"] == 30001
     assert seen["b"]["instances"]["chat"]["holds"]["port"] == 30002
     assert seen["a"]["instances"]["chat"]["known_good"] == state
+    assert seen["a"]["instances"]["chat"]["differs"] == "GREETING hello -> -"
     assert [one["name"] for one in seen["a"]["leaving"]] == ["old"]
 
 

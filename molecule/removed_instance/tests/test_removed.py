@@ -23,6 +23,13 @@ def test_it_is_stopped_first_and_its_files_go(host: Host) -> None:
 
     dry = playbook(INVENTORY, "deploy.yml", "--limit=gpu_hosts", "--check", f"--extra-vars={remaining}")
     assert dry.returncode == 0, dry.stdout
+    assert "stop and remove leaves: it is not in the inventory any more" in dry.stdout
+    assert show(host, "sglang-leaves", "ActiveState") == "active"
+
+    empty = json.dumps({"sglang_service_instances": []})
+    refused = playbook(INVENTORY, "deploy.yml", "--limit=gpu_hosts", f"--extra-vars={empty}")
+    assert refused.returncode != 0
+    assert "lists no instance, and this host has leaves, stays" in refused.stdout
     assert show(host, "sglang-leaves", "ActiveState") == "active"
 
     outcome = playbook(INVENTORY, "deploy.yml", "--limit=gpu_hosts", f"--extra-vars={remaining}")
