@@ -40,9 +40,7 @@ def sglang_plan(
         raise AnsibleTemplatePluginError(str(error), obj=instances) from error
 
 
-def sglang_faults(
-    instances: object, host: Mapping[str, Any], models: Mapping[str, Any] | None = None
-) -> str:
+def sglang_faults(instances: object, host: Mapping[str, Any], models: Mapping[str, Any] | None = None) -> str:
     """Say everything that is wrong with the instances of one host; nothing where a plan can be made."""
     try:
         plan.plan_host(instances=instances, settings=plan.read_host(host), models=models)
