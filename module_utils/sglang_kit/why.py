@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from .config_reader import read_json
 from .journal import ENGINE, SYSTEMD, Line, parse_record, parse_text, record_lines
-from .problem import ProblemsError
+from .problem import Problem, ProblemsError
 from .quantity import human
 from .readiness import STAGE_NAMES, Expectation, Follower, Verdict
 from .systemd import SystemdError
@@ -177,7 +177,8 @@ def _pool(name: str, value: int) -> str:
 
 
 CONFIGURATION = Path("/etc/sglang")
-"""Where the plans of a host's instances lie."""
+"""Where the plans of a host's instances lie, each with this ending:"""
+PLAN = ".plan.json"
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -206,18 +207,20 @@ def _of_log(options: argparse.Namespace) -> str:
 
 
 def _of_instances(options: argparse.Namespace) -> str:
-    places = [CONFIGURATION / f"{name}.plan.json" for name in options.names]
-    plans = [json.loads(place.read_text(encoding="utf-8")) for place in places or _all_plans()]
+    known = {place.name[: -len(PLAN)]: place for place in sorted(CONFIGURATION.glob(f"*{PLAN}"))}
+    absent = [name for name in options.names if name not in known]
+    if absent or not known:
+        remedy = f"known are {', '.join(known)}" if known else "none is installed here"
+        message = "is no instance of this host" if absent else "there is no instance"
+        raise ProblemsError([Problem(", ".join(absent), "", message, remedy)])
+    places = [known[name] for name in options.names or known]
+    plans = [json.loads(place.read_text(encoding="utf-8")) for place in places]
     seen = {plan["name"]: look_back(plan) for plan in plans}
     if options.json:
         return _json({name: as_json(verdict) for name, (verdict, _) in seen.items()})
     return "\n\n".join(
         f"{name}\n{as_text(verdict, unit=state.described)}" for name, (verdict, state) in seen.items()
     )
-
-
-def _all_plans() -> list[Path]:
-    return sorted(CONFIGURATION.glob("*.plan.json"))
 
 
 def _json(value: object) -> str:

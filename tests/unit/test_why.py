@@ -283,4 +283,12 @@ def test_without_a_name_all_instances_are_explained(capsys: pytest.CaptureFixtur
 def test_an_instance_that_is_none_is_an_error_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         why.main(["nobody"])
-    assert "nobody.plan.json" in capsys.readouterr().err
+    assert "nobody: is no instance of this host; known are chat, coder" in capsys.readouterr().err
+
+
+def test_a_host_without_an_instance_says_so(host: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place in host.iterdir():
+        place.unlink()
+    with pytest.raises(SystemExit):
+        why.main([])
+    assert "there is no instance; none is installed here" in capsys.readouterr().err
