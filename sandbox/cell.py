@@ -7,6 +7,7 @@ the network namespace and its cable with the last process. There are no pid file
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import time
@@ -136,8 +137,24 @@ class Cell:
 
     def forget(self) -> None:
         """Remove the empty cgroup and what systemd-nspawn leaves in ``/run``."""
+        deadline = time.monotonic() + KILL_SECONDS
         for directory, _, _ in os.walk(self.cgroup, topdown=False):
-            with suppress(FileNotFoundError):  # the machine's systemd removes its scopes itself
-                Path(directory).rmdir()
+            while not _removed(Path(directory)):
+                if time.monotonic() > deadline:
+                    raise SandboxError(f"{self.name}: its cgroup {directory} stays busy")
+                time.sleep(0.05)
         for leftover in NSPAWN_RUN.glob(f"*/{self.name}"):
             leftover.rmdir()
+
+
+def _removed(cgroup: Path) -> bool:
+    """Remove an empty cgroup; False while processes that have just died keep it busy."""
+    try:
+        cgroup.rmdir()
+    except FileNotFoundError:  # the machine's systemd removes its scopes itself
+        return True
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            return False
+        raise
+    return True
