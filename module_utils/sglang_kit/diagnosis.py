@@ -527,13 +527,20 @@ ROOTS: tuple[Cause, ...] = (
         reference="#38846",
     ),
     _row(
+        "draft-window-missing",
+        r"DFLASH sliding_attention layers require config\.sliding_window",
+        "the draft model's config.json names layers with a sliding window, and no window is in effect",
+        "set use_sliding_window: true in it where the draft was made with one, or use another draft_model",
+        phase="weights",
+    ),
+    _row(
         "no-memory-for-kv-cache",
         r"leave no GPU memory for the KV cache under --mem-fraction-static=(?P<fraction>[\d.]+)"
         r"(?:\. Raise --mem-fraction-static above (?P<minimum>[\d.]+))?"
         r"|Not enough memory\. Please try to increase --mem-fraction-static",
-        "the weights leave no memory for the KV cache",
+        "the weights, with the state cache and its reserve if any, leave no memory for the KV cache",
         "raise memory.fraction: it is a share of the memory that was free before loading, and the weights"
-        " count in it; or use more GPUs",
+        " count in it; ask for fewer requests or draft tokens; or use more GPUs",
         phase="kv_cache",
         reference="#322",
     ),

@@ -241,6 +241,12 @@ RAISED = [
         "RuntimeError: Hybrid (mamba/linear-attention) state cache is too small to serve any requests. max",
     ),
     (
+        "draft-window-missing",
+        "weights",
+        "weights",
+        "ValueError: DFLASH sliding_attention layers require config.sliding_window.",
+    ),
+    (
         "no-memory-for-kv-cache",
         "kv_cache",
         "kv_cache",

@@ -77,6 +77,25 @@ CASES: dict[str, Expected] = {
     "0.5.11/h200-image-processor-config-missing.log": Expected(
         "failed", "model-file-missing", "import", stages=("arguments", "import")
     ),
+    "0.5.12.post1/h200-mtp-reserve-takes-all.log": Expected(
+        "failed", "no-memory-for-kv-cache", "kv_cache", STARTED[:5]
+    ),
+    "0.5.12.post1/h200-weights-take-all.log": Expected(
+        "failed", "no-memory-for-kv-cache", "kv_cache", STARTED[:5]
+    ),
+    "0.5.15.post1/h200-dflash-window-refused.log": Expected(
+        "failed", "draft-window-missing", "weights", (*STARTED[:5], "distributed", "weights")
+    ),
+    "0.5.15.post1/h200-sliding-window-ready.log": Expected(
+        "ready",
+        allocated={
+            "weights_bytes": 15.02,
+            "kv_tokens": 2335843,
+            "k_bytes": 26.73,
+            "swa_tokens": 1868674,
+            "swa_kv_bytes": 42.78,
+        },
+    ),
     "0.5.15.post1/cpu-gpt2-ready-then-stopped.log": Expected(
         "stopped", "stopped-by-request", "serving", allocated=CPU_POOLS
     ),
