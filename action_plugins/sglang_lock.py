@@ -82,8 +82,8 @@ def dead(other: dict[str, Any], me: dict[str, Any]) -> bool:
 
 
 def commit(directory: str) -> str:
-    """Name the commit that is checked out; "" outside of a repository."""
-    command = ["git", "-C", directory, "rev-parse", "--short=12", "HEAD"]
+    """Name the commit that is checked out, and whether it was edited; "" outside of a repository."""
+    command = ["git", "-C", directory, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
         return subprocess.run(command, check=True, capture_output=True, encoding="utf-8").stdout.strip()
     except (FileNotFoundError, subprocess.CalledProcessError):
