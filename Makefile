@@ -65,7 +65,8 @@ $(SCENARIOS:%=molecule-%): molecule-%:
 .PHONY: chaos
 chaos: setup ## Kill deploys at 50 random points, and see that the next one finishes them
 	$(BIN)/molecule converge --scenario-name rolling
-	$(BIN)/python -m tests.chaos --inventory molecule/rolling/inventory --host molecule-rolling1 --points 50
+	$(BIN)/python -m tests.chaos --inventory molecule/rolling/inventory --host molecule-rolling2 --points 50
+	$(BIN)/molecule destroy --scenario-name rolling
 
 .PHONY: molecule-upgrade
 molecule-upgrade: setup ## Upgrade and roll back a real engine (two installations)
