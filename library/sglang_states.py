@@ -84,7 +84,7 @@ missing:
 """
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.sglang_kit import present
+from ansible.module_utils.sglang_kit import credentials, present
 from ansible.module_utils.sglang_kit.problem import ProblemsError
 
 ARGUMENTS = {
@@ -93,16 +93,7 @@ ARGUMENTS = {
     "host": {"type": "str", "required": True},
     "plan": {"type": "dict"},
     "unit": {"type": "str", "default": ""},
-    "secrets": {
-        "type": "list",
-        "elements": "dict",
-        "default": [],
-        "no_log": False,  # of each one, the content is
-        "options": {
-            "path": {"type": "path", "required": True},
-            "content": {"type": "str", "required": True, "no_log": True},
-        },
-    },
+    "secrets": credentials.ARGUMENT,
     "directory": {"type": "path", "default": "/var/lib/sglang/instances"},
     "config_directory": {"type": "path", "default": "/etc/sglang"},
 }

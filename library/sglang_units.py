@@ -196,16 +196,7 @@ def main() -> None:
                     "group": {"type": "str", "default": "root"},
                 },
             },
-            "secrets": {
-                "type": "list",
-                "elements": "dict",
-                "default": [],
-                "no_log": False,  # of each one, the content is
-                "options": {
-                    "path": {"type": "path", "required": True},
-                    "content": {"type": "str", "required": True, "no_log": True},
-                },
-            },
+            "secrets": credentials.ARGUMENT,
             "plans": {"type": "list", "elements": "dict", "default": []},
             "later": {"type": "list", "elements": "str", "default": []},
             "adopted": {"type": "dict", "default": {}},

@@ -33,6 +33,18 @@ def load(name: str) -> ModuleType:
     return module
 
 
+def load_action(name: str) -> ModuleType:
+    """Import an action plugin under a name that no module has."""
+    spec = importlib.util.spec_from_file_location(
+        f"action_{name}", REPOSITORY / "action_plugins" / f"{name}.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def run(
     module: ModuleType, capsys: pytest.CaptureFixture[str], arguments: dict[str, Any], *, check: bool = False
 ) -> dict[str, Any]:

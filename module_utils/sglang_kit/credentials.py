@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 
 FOLDER = "credentials"
 """Below the configuration directory; whatever lies in it is never shown."""
+ARGUMENT: dict[str, Any] = {
+    "type": "list",
+    "elements": "dict",
+    "default": [],
+    "no_log": False,  # of each one, the content is
+    "options": {
+        "path": {"type": "path", "required": True},
+        "content": {"type": "str", "required": True, "no_log": True},
+    },
+}
+"""How a module takes the secrets of a host, as the filter ``sglang_secrets`` names them."""
 MASK = "***"
 ROUNDS = 100_000
 """A plan holds a hash of each secret: guessing must stay slow for who can read one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import modules
 from tests.modules import REPOSITORY
 
 if TYPE_CHECKING:
@@ -20,13 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def plugin() -> ModuleType:
-    place = REPOSITORY / "action_plugins" / "sglang_lock.py"
-    spec = importlib.util.spec_from_file_location("action_sglang_lock", place)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return modules.load_action("sglang_lock")
 
 
 class Run:

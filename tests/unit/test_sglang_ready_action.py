@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import stat
 from types import SimpleNamespace
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.modules import REPOSITORY
+from tests import modules
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,13 +29,7 @@ FAILED = {
 
 @pytest.fixture(scope="module")
 def plugin() -> ModuleType:
-    place = REPOSITORY / "action_plugins" / "sglang_ready.py"
-    spec = importlib.util.spec_from_file_location("action_sglang_ready", place)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return modules.load_action("sglang_ready")
 
 
 class Run:
