@@ -7,6 +7,7 @@ another flag.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from .engine_flags import check_flags, known_flags
@@ -54,6 +55,8 @@ _VARIABLES = {
     "HUGGING_FACE_HUB_TOKEN": "secrets.hf_token",
 }
 """Variable -> the key of the instance that says it."""
+_NAMED = re.compile(r"--[a-z][\w-]*|\b[a-z][a-z0-9]*(?:_[a-z0-9]+)+\b|\bSGLANG_[A-Z0-9_]+\b")
+"""What the engine's words may name: a flag, a field of its arguments, a variable."""
 
 
 def check_arguments(instance: Instance, facts: EngineFacts) -> list[Problem]:
@@ -76,6 +79,23 @@ def field(facts: EngineFacts, flag: str) -> str:
     """Name the engine's field of a flag, which all its aliases share; the flag itself where it is unknown."""
     known = known_flags(facts.version, facts.build).get(flag)
     return known.field if known else flag
+
+
+def remedy(words: str, facts: EngineFacts, pinned: Mapping[str, str]) -> str:
+    """Say which keys of an instance set what the engine's words name; "" where they name nothing.
+
+    ``pinned`` are the fields that the user has set, each with its key (``overrides.pinned``).
+    """
+    flags = known_flags(facts.version, facts.build)
+    keys = {flag.field: f"args.{name[2:]}" for name, flag in flags.items()}
+    keys.update((field(facts, facts.flag(name)), key) for name, key in OWNERS.items() if facts.has_flag(name))
+    keys.update(pinned)
+    found = []
+    for name in _NAMED.findall(words):
+        bare = name.lstrip("-").replace("-", "_")
+        key = f"env.{name}" if name.isupper() else keys.get(flags[name].field if name in flags else bare)
+        found += [f"`{key}`"] if key else []
+    return f"change {' or '.join(dict.fromkeys(found))}" if found else ""
 
 
 def _owned(instance: Instance, given: str, key: str) -> Problem:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from .command import OWNERS, field
+from . import engine
+from .command import OWNERS, field, remedy
 from .problem import Problem
 
 if TYPE_CHECKING:
@@ -47,15 +48,15 @@ class Judgement:
 
 def judge(plan: Mapping[str, Any], answer: Mapping[str, Any]) -> Judgement:
     """Judge the answer of ``engine_check``: what stops a deploy, and what people have to know."""
-    name = plan["name"]
+    name, keys = plan["name"], plan["pinned"]
     if answer["phase"] != "ok":
         problem = Problem(
             name,
             "argv",
             f"SGLang {plan['engine_version']} refuses it ({answer['phase']}): {answer['message']}",
+            remedy(answer["message"], engine.facts(plan["engine_version"], allow_untested=True), keys),
         )
         return Judgement(refused=(problem,))
-    keys = plan["pinned"]
     refused = []
     notes = []
     for change in answer["overrides"]:
@@ -63,8 +64,8 @@ def judge(plan: Mapping[str, Any], answer: Mapping[str, Any]) -> Judgement:
         what = f"{changed}: asked {change['asked']!r}, the engine makes it {change['effective']!r}"
         told = f"{what} ({change['by']})" if change["by"] else what
         if changed in keys and changed not in plan["accept_overrides"]:
-            remedy = f"set {keys[changed]} to what the engine can do, or accept_overrides: [{changed}]"
-            refused.append(Problem(name, keys[changed], told, remedy))
+            way = f"set {keys[changed]} to what the engine can do, or accept_overrides: [{changed}]"
+            refused.append(Problem(name, keys[changed], told, way))
         else:
             notes.append(f"{name}: {told}")
     return Judgement(tuple(refused), tuple(notes))

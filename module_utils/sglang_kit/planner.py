@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from .command import remedy
 from .instance import MemoryPins, Strategy
 from .memory import Prediction, Start, forward, free_memory
 from .pricing import Demand, demand
@@ -220,9 +221,8 @@ def _case(model: Model, draft: Model | None, facts: EngineFacts, card: Card, wis
     try:
         resolved = resolve(settings=settings, model=model, facts=facts, draft=draft, card=card)
     except EngineError as error:
-        raise ProblemsError(
-            [Problem("", "args", f"SGLang {facts.version} would stop with {error}")]
-        ) from None
+        message = f"SGLang {facts.version} would stop with {error}"
+        raise ProblemsError([Problem("", "args", message, remedy(str(error), facts, {}))]) from None
     price = demand(settings=settings, model=model, facts=facts, draft=draft, card=card)
     headroom = default_headroom(card) if pins.headroom_gib is None else from_gib(pins.headroom_gib)
     return _Case(model, draft, facts, card, wish, Start(settings, resolved, price, model, facts), headroom)

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from sglang_kit import engine
-from sglang_kit.command import check_arguments, engine_argv, engine_environment
+from sglang_kit.command import check_arguments, engine_argv, engine_environment, remedy
 from sglang_kit.instance import Instance
 from sglang_kit.problem import Problem
 
@@ -225,3 +225,21 @@ def test_a_token_is_no_variable(variable: str) -> None:
     (problem,) = check_arguments(instance(env={variable: "hf_0123456789"}), NEWEST)
     assert (problem.key, problem.message) == (f"env.{variable}", "is said by the key `secrets.hf_token`")
     assert "0123456789" not in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        ("no_buffer only supports page_size=1.", "`args.page-size`"),
+        ("argument --tensor-parallel-size: invalid int value: 'x'", "`gpus`"),
+        ("not compatible with --disable-radix-cache, --disable-radix-cache", "`prefix_cache`"),
+        ("speculative_num_steps=3 needs --page-size 16", "`strategy.steps` or `args.page-size`"),
+        ("set the env var SGLANG_ALLOW_THIS=1", "`env.SGLANG_ALLOW_THIS`"),
+    ],
+)
+def test_what_the_engine_names_is_said_in_keys_of_the_instance(words: str, keys: str) -> None:
+    assert remedy(words, engine.facts("0.5.23"), {}) == f"change {keys}"
+
+
+def test_words_that_name_nothing_make_no_remedy() -> None:
+    assert remedy("extra_buffer requires the platform's support", engine.facts("0.5.23"), {}) == ""

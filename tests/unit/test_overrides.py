@@ -87,6 +87,13 @@ def test_a_refusal_is_given_in_the_engines_words() -> None:
     ]
 
 
+def test_the_keys_that_its_words_are_about_are_named() -> None:
+    message = "ValueError: page_size 1 wants --own-flag, not --tp-size 2"
+    plan = {**PLAN, "pinned": {"page_size": "args.page-size", "own_flag": "args.own-flag"}}
+    (refused,) = judge(plan, {"phase": "resolve", "message": message, "overrides": []}).refused
+    assert refused.remedy == "change `args.page-size` or `args.own-flag` or `gpus`"
+
+
 def test_a_change_of_what_is_pinned_is_refused_unless_it_is_accepted() -> None:
     overrides = [changed("page_size", by="_page_size_default"), changed("context_length"), changed("other")]
     judgement = judge(PLAN, {"phase": "ok", "message": "", "overrides": overrides})
