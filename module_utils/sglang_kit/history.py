@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from .state import Store
 
-_HEADINGS = ("state", "by", "commit", "engine", "last result", "")
+_HEADINGS = ("state", "by", "commit", "engine", "last result", "now")
 _SUMMARY = ("id", "made", "by", "fingerprint", "engine_version", "release", "model", "host", "results")
 
 

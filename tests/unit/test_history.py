@@ -73,7 +73,8 @@ def test_the_history_of_an_instance(store: Store, known: list[str]) -> None:
 def test_as_people_see_it(store: Store, known: list[str]) -> None:
     name, headings, _, *rows = history.lines("chat", history.of_instance(store, "chat", "1" * 16))
     assert name == "chat"
-    assert headings == "  state                      by        commit        engine  last result"
+    assert headings.split() == ["state", "by", "commit", "engine", "last", "result", "now"]
+    assert headings.index("now") == rows[0].index("wanted")
     assert rows == [
         f"  {known[2]}                          0.5.23  never started            wanted",
         f"  {known[1]}  ann@desk  0123abcd4567  0.5.23  failed 2026-11-29T18:01",
