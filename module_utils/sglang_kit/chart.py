@@ -12,7 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from .breakdown import Part, allocated_by, breakdown
-from .report import alternatives, cards, difference, facts, left_out, outcome
+from .report import alternatives, cards, difference, facts, outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -147,7 +147,7 @@ def _section(plan: Mapping[str, Any], allocated: Mapping[str, int]) -> str:
         f"<details><summary>Command line</summary><pre>{escape(shlex.join(plan['argv']))}</pre></details>"
     )
     if memory is None:
-        parts = [f"<p>Memory is left to the engine: {escape(left_out(plan))}.</p>"]
+        parts = [f"<p>Memory is left to the engine: {escape('; '.join(plan['memory_needs']))}.</p>"]
     else:
         found = breakdown(memory, allocated)
         parts = [

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .engine import EngineFacts
     from .instance import Argument
     from .planner import Plan
+    from .resolution import Card
     from .shapes import Model
 
 PORT = re.compile(r"[0-9]{1,5}")
@@ -155,11 +156,19 @@ def plan_host(
     for instance in wanted:
         _check_accelerator(instance, settings, found)
         found.problems += command.check_arguments(instance, facts)
-    memory = _plan_memory(wanted, facts, settings, models or {}, found)
+    known_cards = cards.declared(settings.gpus) or cards.measured(settings.seen_gpus)
+    memory = _plan_memory(wanted, facts, settings, host_cards=known_cards, models=models or {}, found=found)
     found.check()
     after = host.start_after(wanted)
     return [
-        _plan(instance, facts, settings, after[instance.name], memory.get(instance.name))
+        _plan(
+            instance,
+            facts,
+            settings,
+            after=after[instance.name],
+            memory=memory.get(instance.name),
+            needs=_needs(instance, known_cards, models or {}),
+        )
         for instance in wanted
     ]
 
@@ -183,11 +192,12 @@ def _plan_memory(
     instances: Sequence[Instance],
     facts: EngineFacts,
     settings: HostSettings,
+    *,
+    host_cards: Mapping[str, Card],
     models: Mapping[str, Any],
     found: Collector,
 ) -> dict[str, Plan]:
     """Plan the memory of every instance whose model and GPUs are known; note each fault."""
-    host_cards = cards.declared(settings.gpus) or cards.measured(settings.seen_gpus)
     seen = {"gpus": settings.seen_gpus, "processes": settings.seen_processes}
     cards.surprises(instances, host_cards, **seen, found=found)
     faulty = {problem.where for problem in found.problems}
@@ -211,6 +221,25 @@ def _plan_memory(
         needs = [(one.name, host_bytes(plans[one.name])) for one in requests if one.gpus]
         found.problems += check_host_memory(needs, total=total)
     return plans
+
+
+def _needs(instance: Instance, host_cards: Mapping[str, Card], models: Mapping[str, Any]) -> list[str]:
+    """Say what is not known to plan the memory, and the line of the inventory that tells it."""
+    paths = [path for path in (instance.model, instance.strategy.draft_model) if path and path not in models]
+    found = [
+        f"the config.json of {path} is not known: add a copy of it to "
+        f"sglang_model_catalog: {{path: {path}, config: COPY}}"
+        for path in paths
+    ]
+    unknown = [gpu for gpu in instance.gpus if gpu not in host_cards]
+    if unknown and host_cards:
+        found.append(f"GPU {', '.join(unknown)} is not known: name one of {', '.join(host_cards)}")
+    elif unknown:
+        found.append(
+            "the host's GPUs are not known: write what nvidia-smi says of them, as in "
+            "sglang_host_gpus: [{count: 8, memory_mib: 97887}]"
+        )
+    return found
 
 
 def _request(instance: Instance, facts: EngineFacts, models: Mapping[str, Any]) -> Request | None:
@@ -256,8 +285,10 @@ def _plan(
     instance: Instance,
     facts: EngineFacts,
     settings: HostSettings,
+    *,
     after: tuple[str, ...],
     memory: Plan | None,
+    needs: list[str],
 ) -> dict[str, Any]:
     planned = _pinned(instance, facts) if memory is None else dict(memory.values)
     argv = command.engine_argv(
@@ -330,6 +361,7 @@ def _plan(
         },
         "after": list(after),
         "memory": None if memory is None else memory.as_dict(),
+        "memory_needs": needs,
         "argv": list(argv),
         "environment": environment,
         "environment_lines": [unit.environment_line(*item) for item in environment.items()],

@@ -101,7 +101,8 @@ def _count(number: int | None) -> str:
 def _plan_lines(plan: Mapping[str, Any]) -> list[str]:
     memory = plan["memory"]
     if memory is None:
-        return [plan["name"], *_entry("memory", f"left to the engine: {left_out(plan)}")]
+        needs = [line for need in plan["memory_needs"] for line in _entry("", need)]
+        return [plan["name"], *_entry("memory", "left to the engine"), *needs]
     return [
         *textwrap.wrap(f"{plan['name']}: {cards(plan)}", WIDTH, subsequent_indent="  "),
         *_bars(memory),
@@ -109,14 +110,6 @@ def _plan_lines(plan: Mapping[str, Any]) -> list[str]:
         *_facts(memory),
         *_alternatives(memory),
     ]
-
-
-def left_out(plan: Mapping[str, Any]) -> str:
-    """Say what is missing to plan the memory."""
-    models = " or ".join(filter(None, [plan["model"], plan["draft_model"]]))
-    return (
-        f"the config.json of {models} is not in sglang_model_catalog, or the GPUs are not in sglang_host_gpus"
-    )
 
 
 def cards(plan: Mapping[str, Any]) -> str:

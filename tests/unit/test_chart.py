@@ -151,7 +151,7 @@ def test_everything_is_escaped() -> None:
     memory["reasons"] = memory["notes"] = [evil]
     memory["alternatives"][0]["fault"] = evil
     memory["moments"][0]["moment"] = evil
-    found = Elements(page(evil, [plan, {**plan, "memory": None}], {}))
+    found = Elements(page(evil, [plan, {**plan, "memory": None, "memory_needs": [evil]}], {}))
     assert not any("x" in attributes for attributes in found.of("b"))
     told = " ".join(text for _, text in found.texts)
     assert told.count(evil) >= 11

@@ -360,9 +360,20 @@ def test_without_model_or_cards_the_wish_is_rendered_and_the_memory_left_to_the_
     assert no_draft["memory"] is None
     assert value_of(no_draft, "--speculative-algorithm") == "DFLASH"
     assert value_of(no_draft, "--speculative-draft-model-path") == "/srv/models/unknown"
+    (need,) = no_draft["memory_needs"]
+    assert "sglang_model_catalog: {path: /srv/models/unknown, config: COPY}" in need
     (no_cards,) = planned_on_gpus(definition(**WISH), gpus=[])
     assert no_cards["memory"] is None
+    (need,) = no_cards["memory_needs"]
+    assert "sglang_host_gpus: [{count: 8, memory_mib: 97887}]" in need
     assert value_of(no_cards, "--max-running-requests") == "16"
+
+
+def test_a_gpu_that_is_declared_by_another_name_is_not_known() -> None:
+    (planned,) = planned_on_gpus(definition(**{**WISH, "gpus": ["GPU-a"]}))
+    assert planned["memory"] is None
+    (need,) = planned["memory_needs"]
+    assert need.startswith("GPU GPU-a is not known: name one of 0, 1")
 
 
 def test_a_draft_model_is_planned_with_its_target() -> None:

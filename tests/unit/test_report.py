@@ -65,14 +65,6 @@ def test_a_bar_is_drawn_to_an_eighth_of_a_column(share: float, bar: str) -> None
     assert line.partition(" GiB")[2].strip() == bar
 
 
-def test_a_draft_model_whose_config_is_missing_is_named_too() -> None:
-    plan = {**PLANS["unknown"], "draft_model": "/srv/models/draft"}
-    told = " ".join(" ".join(report.lines([plan])).split())
-    assert (
-        "the config.json of /srv/models/private or /srv/models/draft is not in sglang_model_catalog" in told
-    )
-
-
 def test_a_card_without_a_name_is_not_named() -> None:
     plan = copy.deepcopy(PLANS["chat"])
     plan["memory"]["card"]["name"] = None
