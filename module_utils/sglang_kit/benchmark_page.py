@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .benchmark import FAILED, MEASURED, ordered, speedup
 from .breakdown import breakdown
@@ -49,6 +49,8 @@ svg text {{ fill: var(--soft); font-size: 11px; }}
   padding: 0; }}
 .key svg {{ width: 14px; height: 14px; margin-right: .4em; vertical-align: -2px; }}
 {_INK}polyline {{ fill: none; stroke-width: 2; }}
+section > div:last-child {{ overflow-x: auto; }}
+@media (max-width: 30rem) {{ figure svg text {{ font-size: 14px; }} }}
 @media (prefers-color-scheme: dark) {{
 {_DARK_INK}polyline {{ fill: none; }}
 }}
@@ -84,14 +86,14 @@ def _section(found: Sequence[Record], variants: Sequence[str], baseline: str) ->
     first = found[0]
     title = f"{first['group']} on {first['host']}"
     plots = [
-        plot(caption, _series(found, key, divisor), variants)
+        plot(caption, series, variants)
         for caption, key, divisor in _PLOTS
-        if _series(found, key, divisor)
+        if (series := _series(found, key, divisor))
     ]
     parts = [
         f"<h2>{escape(title)}</h2>",
         f'<p class="soft">tensor parallel {first["tensor_parallel"]}</p>',
-        f'<div class="plots">{"".join(plots)}</div>{_key(variants)}' if plots else "",
+        f'<div class="plots">{"".join(plots)}</div>{_key(found, variants)}' if plots else "",
         _memory(found),
         _table(found, baseline),
     ]
@@ -107,11 +109,14 @@ def _series(found: Sequence[Record], key: str, divisor: float) -> dict[str, list
     return points
 
 
-def _key(variants: Sequence[str]) -> str:
+def _key(found: Sequence[Record], variants: Sequence[str]) -> str:
+    """Explain the marks of what is drawn; a variant has the same mark in every section."""
+    drawn = {one["variant"] for one in found if one["result"] == MEASURED}
     items = "".join(
         f'<li><svg viewBox="-7 -7 14 14" aria-hidden="true"><g class="s{at % len(_MARKS)}">'
         f"{_MARKS[at % len(_MARKS)]}</g></svg>{escape(variant)}</li>"
         for at, variant in enumerate(variants)
+        if variant in drawn
     )
     return f'<ul class="key">{items}</ul>'
 
@@ -199,7 +204,7 @@ _HEADINGS = ("", "clients", "tokens/s", "of baseline", "TTFT ms", "TPOT ms", "p9
 
 def _table(found: Sequence[Record], baseline: str) -> str:
     rows = []
-    for one in found:
+    for one, following in zip(found, [*found[1:], {}]):
         seen = one.get("measured", {})
         ratio = speedup(one, found, baseline)
         cells = [
@@ -215,9 +220,13 @@ def _table(found: Sequence[Record], baseline: str) -> str:
         data = "".join(f"<td>{cell}</td>" for cell in cells)
         head = f'<th scope="row">{escape(one["variant"])}</th>'
         rows.append(f'<tr>{head}{data}<td class="{kind}">{one["result"]}</td></tr>')
-        if one.get("reason"):
+        if one.get("reason") and _why(one) != _why(following):
             rows.append(f'<tr><td colspan="9" class="words why">{escape(one["reason"])}</td></tr>')
     return grid("All results", _HEADINGS, rows)
+
+
+def _why(one: Mapping[str, Any]) -> tuple[str, str]:
+    return one.get("variant", ""), one.get("reason", "")
 
 
 def _number(value: float | None, form: str) -> str:

@@ -32,10 +32,12 @@ FLAGS = (
     "--force-device-scale-factor=1",
     "--remote-debugging-pipe",
 )
+COMPLAINTS = ("Log.entryAdded", "Runtime.consoleAPICalled", "Runtime.exceptionThrown")
+"""Events of which a page that works makes none: refused styles, failed loads, errors."""
 
 
 class Chromium:
-    """One browser with one tab; ``requests`` are the addresses that it asked for."""
+    """One browser with one tab: the addresses that it asked for, and what its console complained of."""
 
     def __init__(self, program: str, profile: Path) -> None:
         commands, self._to = os.pipe()
@@ -52,12 +54,16 @@ class Chromium:
         self._session = ""
         self._unread = b""
         self._loaded = False
+        self._width = 0
         self.requests: list[str] = []
+        self.complaints: list[str] = []
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         attached = self._call("Target.attachToTarget", targetId=target, flatten=True)
         self._session = attached["sessionId"]
         self._call("Page.enable")
         self._call("Network.enable")
+        self._call("Log.enable")
+        self._call("Runtime.enable")
 
     def __enter__(self) -> Self:
         return self
@@ -79,6 +85,8 @@ class Chromium:
         message: dict[str, Any] = json.loads(text)
         if message.get("method") == "Network.requestWillBeSent":
             self.requests.append(message["params"]["request"]["url"])
+        if message.get("method") in COMPLAINTS:
+            self.complaints.append(json.dumps(message["params"]))
         self._loaded = self._loaded or message.get("method") == "Page.loadEventFired"
         return message
 
@@ -98,6 +106,8 @@ class Chromium:
     def show(self, address: str, *, width: int, scheme: str) -> None:
         """Load an address in a window of this width, in a ``light`` or ``dark`` scheme."""
         self.requests.clear()
+        self.complaints.clear()
+        self._width = width
         self._call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -117,6 +127,18 @@ class Chromium:
         if "exceptionDetails" in answer:
             raise RuntimeError(answer["exceptionDetails"]["exception"]["description"])
         return answer["result"].get("value")
+
+    def over_the_edge(self) -> list[str]:
+        """Name the elements that reach over the right edge of the window and are not cut off or scrolled."""
+        found: list[str] = self.ask(
+            "[...document.querySelectorAll('body, body *')].filter(one => {"
+            f" const over = one.getBoundingClientRect().right > {self._width}"
+            f" || (one instanceof HTMLElement && one.scrollWidth > {self._width});"
+            " const kept = up => up && (getComputedStyle(up).overflowX !== 'visible'"
+            " || kept(up.parentElement));"
+            " return over && !kept(one); }).map(one => one.tagName + ' ' + one.className)"
+        )
+        return found
 
     def names(self, role: str) -> list[str]:
         """Tell what a screen reader calls everything of a role."""

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 from sglang_kit.breakdown import breakdown, measured
 from sglang_kit.chart import page
 
-from tests.browser.chromium import Chromium
 from tests.plans import load, recorded_verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.browser.chromium import Chromium
 
 PLANS = [*load("six-instances"), *load("h200-mtp")]
 SEEN = measured(PLANS, {"mtp": recorded_verdict()})
 PNG = b"\x89PNG\r\n"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
-    program = shutil.which("chromium")
-    assert program, "these tests need the package chromium (Debian) in PATH"
-    with Chromium(program, tmp_path_factory.mktemp("profile")) as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +27,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
     return place.as_uri()
 
 
-@pytest.fixture(params=[(360, "light"), (360, "dark"), (1280, "light"), (1280, "dark")], ids=str)
-def shown(browser: Chromium, address: str, request: pytest.FixtureRequest) -> Chromium:
-    width, scheme = request.param
+@pytest.fixture
+def shown(browser: Chromium, address: str, window: tuple[int, str]) -> Chromium:
+    width, scheme = window
     browser.show(address, width=width, scheme=scheme)
     browser.ask("document.querySelectorAll('details').forEach(one => one.open = true)")
     assert browser.ask("innerWidth") == width
@@ -47,16 +38,11 @@ def shown(browser: Chromium, address: str, request: pytest.FixtureRequest) -> Ch
 
 
 def test_nothing_reaches_over_the_edge(shown: Chromium) -> None:
-    over = shown.ask(
-        "[...document.querySelectorAll('body, body *:not(.bar *)')]"
-        ".filter(one => one.getBoundingClientRect().right > innerWidth || one.scrollWidth > innerWidth)"
-        ".map(one => one.tagName + ' ' + one.className)"
-    )
-    assert over == []
+    assert shown.over_the_edge() == []
 
 
 def test_nothing_but_the_page_is_asked_for(shown: Chromium, address: str) -> None:
-    assert shown.requests == [address]
+    assert (shown.requests, shown.complaints) == ([address], [])
 
 
 def test_the_widths_of_the_bars_are_the_numbers(shown: Chromium) -> None:

@@ -92,6 +92,13 @@ def test_a_group_without_any_result_has_its_reasons() -> None:
     assert "no such algorithm" in page
 
 
+def test_a_reason_of_several_cells_is_said_once_and_their_variant_has_no_mark() -> None:
+    refused = [cell("ddtree", clients, None, result="refused", reason="no such") for clients in (1, 4)]
+    page = benchmark_page.page("m", [cell("none", 1, 50.0), *refused], "none")
+    assert page.count("no such") == 1
+    assert re.findall(r"</svg>(\w+)</li>", page) == ["none"]
+
+
 def test_nothing_yet() -> None:
     assert "No results yet" in benchmark_page.page("m", [], "none")
 
