@@ -4,7 +4,8 @@
     python scripts/measured_rows.py --cases CASES.json --logs DIRECTORY --what TEXT --into FILE.json
 
 A case without a log was not started and makes no row; every other one does, with the error that ended it
-where it did not get ready. Free memory is exact: the engine prints it to 10 MiB, the line before in bytes.
+where it did not get ready. Free memory is exact: the engine prints it to 10 MiB, the line before in bytes. Of
+several ranks it is that of the one which has least, as the engine itself takes it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 import re
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +29,11 @@ if TYPE_CHECKING:
 
     from sglang_kit.journal import Event
 
-LOOK = re.compile(r"\[free\] (\d+) (\S+)")
+LOOK = re.compile(r"\[free\] (\d+) \S+(?: (\d+))?")
+RANK = re.compile(r"\[[^]]* TP(\d+)\]")
 CARD = re.compile(r"\[card\] (\d+) (.*)")
 PRINTED = re.compile(r"(?:avail mem=|available_gpu_mem=)([\d.]+) GB")
-KV = re.compile(r"KV Cache is allocated.*?#tokens: (\d+), K size: ([\d.]+) GB, V size: ([\d.]+) GB")
+KV = re.compile(r"KV Cache is allocated.*?#tokens: (\d+), KV? size: ([\d.]+) GB")
 READY = "The server is fired up and ready to roll!"
 KEPT = ("case", "model_config", "draft_model_config", "sglang_version", "argv", "environment", "load",
         "free_under_load_gib")  # fmt: skip
@@ -47,24 +50,44 @@ SIZES = {
 }
 
 
-def exact(lines: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield what was free, in bytes, at each line that prints it, with the line."""
+def rank(line: str) -> int:
+    """Tell which rank says a line; an engine of one rank does not say."""
+    found = RANK.match(line)
+    return int(found[1]) if found else 0
+
+
+def exact(lines: Sequence[str], of_rank: int) -> Iterator[tuple[int, str]]:
+    """Yield what was free for a rank, in bytes, at each line that prints it, with the line."""
     last = 0
     for line in lines:
         look = LOOK.match(line)
-        if look:
+        if look and int(look[2] or 0) == of_rank:
             last = int(look[1])
         found = PRINTED.search(line)
-        if found and abs(last / GIB - float(found[1])) < 0.006:  # noqa: PLR2004 - what the rounding explains
+        rounding = 0.006
+        if found and rank(line) == of_rank and abs(last / GIB - float(found[1])) < rounding:
             yield last, line
+
+
+def least(lines: Sequence[str]) -> list[tuple[int, str]]:
+    """List what was free for the rank that has least, at each line that prints it, with the line."""
+    found: dict[tuple[str, int], list[tuple[int, str]]] = {}
+    for one in sorted({rank(line) for line in lines}):
+        times: Counter[str] = Counter()
+        for size, line in exact(lines, one):
+            name = moment(line)
+            found.setdefault((name, times[name]), []).append((size, line))
+            times[name] += 1
+    return [min(same) for same in found.values()]
 
 
 def row(case: dict[str, Any], text: str, card: dict[str, Any]) -> dict[str, Any]:
     """Make the row of one start."""
     lines = text.splitlines()
-    events = list(read(parse_text(number, line) for number, line in enumerate(lines, 1)))
+    free = least(lines)
+    text = "\n".join(line for line in lines if rank(line) == 0)
+    events = list(read(parse_text(number, line) for number, line in enumerate(text.splitlines(), 1)))
     pools = allocated(events).as_dict()
-    free = list(exact(lines))
     begins, ends = (
         [size for size, line in free if mark in line] for mark in ("Load weight begin", "Load weight end")
     )
@@ -94,7 +117,7 @@ def row(case: dict[str, Any], text: str, card: dict[str, Any]) -> dict[str, Any]
     return made
 
 
-def cache(allocations: Sequence[tuple[str, str, str]], *, drafts: bool) -> dict[str, float]:
+def cache(allocations: Sequence[tuple[str, str]], *, drafts: bool) -> dict[str, float]:
     """Read the KV caches: the target's and the draft's, or those of layers with and without a window."""
     tokens, keys = [int(one[0]) for one in allocations], [float(one[1]) for one in allocations]
     if not keys:

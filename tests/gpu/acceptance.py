@@ -1,6 +1,8 @@
 """Deploy to a GPU host, look closely, break it in three ways, bring it back: one run from start to end.
 
-    python3 tests/gpu/acceptance.py RESULTS
+    python3 tests/gpu/acceptance.py RESULTS [--two-gpus]
+
+With ``--two-gpus`` it is shorter, and one instance serves from two of them.
 
 Needs ansible-core on this machine, and a GPU host in ``tests/gpu/inventory`` whose driver, release and model
 are in place (docs/gpu.md). Writes to RESULTS one file a step, with what was run, what it said and how long it
@@ -11,6 +13,7 @@ unless nothing serves; then ends non-zero.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
@@ -20,7 +23,10 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HERE = Path(__file__).resolve().parent
 PROJECT = HERE.parents[1]
@@ -31,15 +37,20 @@ SSH = (
 )
 HELD_GIB = 20
 HOLD = f"""
-import time, torch
-held = torch.empty({HELD_GIB} << 30, dtype=torch.uint8, device="cuda")
-print("held", flush=True)
+import os, time, torch
+held = torch.empty({HELD_GIB} << 30, dtype=torch.uint8, device="cuda:0")
+print(os.getpid(), flush=True)
 time.sleep(600)
 """
+PYTHON = "$(ls /opt/sglang/releases/*/bin/python | head -1)"
 MOST_EXPOSED = 3.0  # of systemd-analyze security
 COMPLETION = {"model": "qwen36-27b", "prompt": "The capital of France is", "max_tokens": 16, "temperature": 0}
+JOURNAL = f"journalctl -u {UNIT} -o cat --all _SYSTEMD_INVOCATION_ID=$(systemctl show {UNIT} -P InvocationID)"
 UNNAMED = "GPU-00000000-0000-0000-0000-000000000000"
-FREE = "nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits"
+USED = "nvidia-smi -i {} --query-gpu=memory.used --format=csv,noheader,nounits"
+USED_0, USED_BOTH = USED.format("0"), USED.format("0,1")
+NEXT_TO_NOTHING = r"(?m)^\d{1,3}$"  # MiB
+PLANNED_CONTEXT = "grep -A1 context-length /etc/sglang/chat.plan.json"
 
 
 @dataclass
@@ -149,54 +160,95 @@ def start_seconds() -> float:
     return (ready - begun) / 1e6
 
 
+@contextlib.contextmanager
+def stranger() -> Iterator[str]:
+    """Hold memory of the first GPU with a process that is none of ours; yields its pid on the host."""
+    command = on(f"exec {PYTHON} -c {shlex.quote(HOLD)}")
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        pid = holder.stdout.readline().strip()
+        try:
+            yield pid
+        finally:
+            call(on(f"kill -9 {pid}"))
+
+
 def orphan(run: Run) -> None:
-    """Start while a foreign process holds memory of the GPU, and again when it is gone."""
-    holder = subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True)
-    assert holder.stdout is not None
-    try:
-        holder.stdout.readline()
+    """Start while a foreign process holds memory of the GPU."""
+    with stranger() as pid:
         said = call(on(f"systemctl start {UNIT}; journalctl -u {UNIT} -n 5 -o cat; nvidia-smi"), 60)
-    finally:
         call(on(f"systemctl stop {UNIT}"))
-        holder.kill()
-        holder.wait()
-    seen = bool(re.search(rf"(?m)^\|.* {holder.pid} .*MiB \|$", said.text))
+    # What nvidia-smi names, the gate names; what it does not, as a process outside a container, is an amount.
+    seen = re.search(rf"(?m)^\|.* {pid} .*MiB \|$", said.text)
+    who = f"pid {pid} " if seen else "no process that nvidia-smi names"
     held = {
         "start is refused": "was not started in stage gate" in said.text,
-        # In a container nvidia-smi names no process of the machine's; then the gate tells the amount.
-        "its pid is named, if nvidia-smi does": seen == (f"by pid {holder.pid}" in said.text),
-        "its memory is named": bool(re.search(r"GPU 0: 2[01]\d{3} MiB are held by", said.text)),
+        "who holds what is named": bool(re.search(rf"GPU 0: 2[01]\d{{3}} MiB are held by {who}", said.text)),
     }
-    run.keep("orphan", f"the foreign process has pid {holder.pid}\n{said.text}", said.seconds, held)
+    run.keep("orphan", f"the foreign process has pid {pid}\n{said.text}", said.seconds, held)
 
 
 def main() -> int:
     """Run all steps."""
     parser = argparse.ArgumentParser(description="Run the acceptance on a GPU host.")
     parser.add_argument("results", type=Path)
-    results = parser.parse_args().results.resolve()
+    parser.add_argument("--two-gpus", action="store_true", help="one instance on two GPUs instead")
+    given = parser.parse_args()
+    results = given.results.resolve()
     results.mkdir(parents=True, exist_ok=True)
-    return accept(Run(results))
+    run = Run(results)
+    run.step("host", on("cat /etc/os-release; uname -r; systemctl --version; nvidia-smi"))
+    return accept_two_gpus(run) if given.two_gpus else accept(run)
+
+
+def deployed(run: Run, *words: str) -> bool:
+    """Deploy; False where nothing serves then, with what the host knows about it."""
+    if run.step("first-deploy", play("deploy.yml", *words), it_serves=r"failed=0").status:
+        run.step("why", on("sglang-why chat; journalctl -b -n 400 -o cat --all; systemctl --failed"))
+        return False
+    return True
+
+
+def accept_two_gpus(run: Run) -> int:
+    """One instance over two GPUs: its ranks find each other under every line of the unit."""
+    if not deployed(run, "-e", f"@{HERE}/variants/two_gpus.yml"):
+        return run.summary()
+    seconds = start_seconds()
+    complete(run, "completion")
+    run.step(
+        "journal", on(JOURNAL), first=r"TP0\].*KV Cache is allocated", second=r"TP1\].*KV Cache is alloc"
+    )
+    shared_memory = f"nsenter -t $(systemctl show {UNIT} -P MainPID) -m ls -l /dev/shm"
+    run.step(
+        "unit",
+        on(f"systemctl show {UNIT} -p DevicePolicy -p DeviceAllow -p TemporaryFileSystem -p PrivateTmp"),
+        on(shared_memory),
+        on(USED_BOTH),
+        devices=r"(?m)^DevicePolicy=closed$",
+        both_serve=r"(?m)^\d{5,6}\n\d{5,6}$",
+    )
+    run.step(
+        "stop",
+        on(f"systemctl stop {UNIT}"),
+        on(f"systemctl show {UNIT} -p ActiveState -p Result"),
+        on(USED_BOTH),
+        success=r"Result=success",
+        memory_is_back=r"(?m)^\d{1,3}\n\d{1,3}$",
+    )
+    return run.summary(first_start_seconds=round(seconds, 1))
 
 
 def accept(run: Run) -> int:
-    """Take all steps."""
-    run.step("host", on("cat /etc/os-release; uname -r; systemctl --version; nvidia-smi"))
-
-    first_deploy = run.step("first-deploy", play("deploy.yml"), it_serves=r"failed=0")
-    if first_deploy.status:
-        run.step("why", on("sglang-why chat; journalctl -b -n 400 -o cat --all; systemctl --failed"))
+    """Take all steps on one GPU."""
+    if not deployed(run):
         return run.summary()
     first = start_seconds()
     run.step("second-deploy", play("deploy.yml"), nothing_changes=r"changed=0 .*failed=0")
     run.step("status", play("playbooks/status.yml"), as_wanted=r"failed=0")
     complete(run, "completion")
-    journal = (
-        f"journalctl -u {UNIT} -o cat --all _SYSTEMD_INVOCATION_ID=$(systemctl show {UNIT} -P InvocationID)"
-    )
     run.step(
         "journal",
-        on(journal),
+        on(JOURNAL),
         state_cache=r"Mamba Cache is allocated",
         kv_cache=r"KV Cache is allocated",
         graphs=r"Capture .*cuda graph end",
@@ -212,6 +264,26 @@ def accept(run: Run) -> int:
     run.steps[-1]["held"] = {"3.0 or lower": exposed is not None and float(exposed[1]) <= MOST_EXPOSED}
 
     variants = HERE / "variants"
+    run.step(
+        "change",
+        play("deploy.yml", "-e", f"@{variants}/changed.yml"),
+        on(PLANNED_CONTEXT),
+        on(f"systemctl is-active {UNIT}"),
+        it_serves=r"failed=0",
+        changed=r'"4096"',
+        active=r"(?m)^active$",
+    )
+    run.step(
+        "rollback",
+        play("playbooks/rollback.yml", "-e", "instance=chat"),
+        on(PLANNED_CONTEXT),
+        on(f"systemctl is-active {UNIT}"),
+        serves_the_state_before=r"chat serves state \S+",
+        as_before=r'"8192"',
+        active=r"(?m)^active$",
+    )
+    complete(run, "completion-after-rollback")
+
     pid = on(f"systemctl show {UNIT} -P MainPID")
     before = call(pid).text
     run.step(
@@ -230,16 +302,16 @@ def accept(run: Run) -> int:
         names_the_cause=r"(?i)weights",
         serves_again=r"(?m)^active$",
     )
-    complete(run, "completion-after-rollback")
+    complete(run, "completion-after-failing-start")
 
     run.step(
         "stop",
         on(f"systemctl stop {UNIT}"),
         on(f"systemctl show {UNIT} -p ActiveState -p Result"),
-        on(FREE),
+        on(USED_0),
         stopped=r"ActiveState=inactive",
         success=r"Result=success",
-        memory_is_back=r"(?m)^\d{1,3}$",
+        memory_is_back=NEXT_TO_NOTHING,
     )
     orphan(run)
     run.step("start", on(f"systemctl start {UNIT}"), on(f"systemctl is-active {UNIT}"), works=r"(?m)^active$")
@@ -249,8 +321,8 @@ def accept(run: Run) -> int:
         "history",
         play("playbooks/history.yml"),
         on(f"systemctl stop {UNIT}"),
-        on(FREE),
-        memory_is_back=r"(?m)^\d{1,3}$",
+        on(USED_0),
+        memory_is_back=NEXT_TO_NOTHING,
     )
     return run.summary(
         exposure=float(exposed[1]) if exposed else None,

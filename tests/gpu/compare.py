@@ -1,11 +1,13 @@
 """Serve the same model on the same part of a card, tuned by hand and as planned, under the same load.
 
-    python3 compare.py OUT_DIR [--seconds 360]
+    python3 compare.py OUT_DIR [--seconds 360] [--gpu 0]
 
 A process holds the rest of the card, so that as much is free as on a card of 96 GB. First the flags that
 people had tuned by hand (the row ``q36_mtp_hand_graphs`` of the measured starts), then what the kit plans for
-the same model, context and method. 16 clients ask one after another for 256 tokens after 1,024; weights are
-random, so drafts are hardly ever accepted, in both alike. Writes OUT_DIR/comparison.json and both journals.
+the same model, context and method. 16 clients ask one request after another; weights are random, so drafts
+are hardly ever accepted, in both alike. Every client has had one answer before the clock starts. The first
+load is the one that the hand-tuned row was measured under. The second has short prompts and long answers:
+reading a prompt takes both the same time. Writes OUT_DIR/comparison.json and both journals.
 """
 
 from __future__ import annotations
@@ -29,11 +31,23 @@ from sglang_kit.plan import plan_host, read_host  # noqa: E402 - found by the li
 
 from tests.gpu.measure import FIXTURES, Card, Server, Smaller, launch, tell  # noqa: E402
 
-CLIENTS, PROMPT_TOKENS, ANSWER_TOKENS = 16, 1024, 256
-HAND_TUNED, HAND_SECONDS = "q36_mtp_hand_graphs", 60.0
+CLIENTS = 16
+HAND_TUNED, HAND_SECONDS = "q36_mtp_hand_graphs", 120.0
 START_SECONDS = 280.0
 MODEL = "configs/qwen36-27b.json"
 FREE_GIB, CARD_MIB = 93.57, 143_771
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What every request of a load is: tokens in and out."""
+
+    prompt: int
+    answer: int
+
+
+SHAPES = (Shape(1024, 256), Shape(256, 512))
+SECOND_SECONDS = 60.0
 
 
 @dataclass
@@ -99,12 +113,12 @@ def planned() -> dict[str, Any]:
     return {"case": "planned", "model_config": MODEL, "argv": words, "memory": plan["memory"]}
 
 
-def client(server: Server, number: int, until: float, load: Load) -> None:
-    """Ask one request after another."""
-    numbers = random.Random(number)  # noqa: S311 - any words will do
-    while time.monotonic() < until and not load.faults:
-        prompt = [numbers.randrange(10, 100_000) for _ in range(PROMPT_TOKENS)]
-        sampling = {"max_new_tokens": ANSWER_TOKENS, "ignore_eos": True, "temperature": 0}
+def client(server: Server, shape: Shape, number: int, until: float, load: Load) -> None:
+    """Ask one request after another, one at least."""
+    numbers = random.Random(f"{number} {until}")  # noqa: S311 - any words will do
+    sampling = {"max_new_tokens": shape.answer, "ignore_eos": True, "temperature": 0}
+    while not load.faults:
+        prompt = [numbers.randrange(10, 100_000) for _ in range(shape.prompt)]
         begun = time.monotonic()
         try:
             server.ask("/generate", {"input_ids": prompt, "sampling_params": sampling}, 120)
@@ -112,6 +126,50 @@ def client(server: Server, number: int, until: float, load: Load) -> None:
             load.faults.append(f"{time.monotonic() - begun:.1f} s: {error}")
             return
         load.seconds.append(time.monotonic() - begun)
+        if time.monotonic() > until:
+            return
+
+
+def clients(server: Server, shape: Shape, seconds: float, card: Card) -> tuple[Load, float, int]:
+    """Let all clients ask for so long: what they saw, how long it took, and the least bytes free."""
+    load, begun, least = Load(), time.monotonic(), card.free
+    threads = [
+        threading.Thread(target=client, args=(server, shape, number, begun + seconds, load))
+        for number in range(CLIENTS)
+    ]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        least = min(least, card.free)
+        time.sleep(0.2)
+    return load, time.monotonic() - begun, least
+
+
+def under_load(server: Server, shape: Shape, seconds: float, card: Card) -> dict[str, Any]:
+    """Tell what came of one load."""
+    before = len(server.text)
+    load, elapsed, least = clients(server, shape, seconds, card)
+    lines = re.findall(
+        r"Decode batch.*?#running-req: (\d+).*?gen throughput \(token/s\): ([\d.]+)", server.text[before:]
+    )
+    decode = [(int(running), float(rate)) for running, rate in lines]
+    most = max(running for running, _ in decode)
+    full = [rate for running, rate in decode if running == most]
+    waits = sorted(load.seconds)
+    return {
+        "prompt_tokens": shape.prompt,
+        "answer_tokens": shape.answer,
+        "load_seconds": round(elapsed, 1),
+        "running_requests": most,
+        "decode_lines_with_all_of_them": round(len(full) / len(decode), 3),
+        "answered": len(waits),
+        "output_tokens_per_second": round(len(waits) * shape.answer / elapsed, 1),
+        "decode_tokens_per_second_median": round(statistics.median(full), 1),
+        "request_seconds_p50": round(waits[len(waits) // 2], 2),
+        "request_seconds_p99": round(waits[min(len(waits) - 1, len(waits) * 99 // 100)], 2),
+        "free_gib_least": round(least / 2**30, 2),
+        "faults": load.faults,
+    }
 
 
 def serve(case: dict[str, Any], server: Server, card: Card, seconds: float) -> dict[str, Any]:
@@ -120,45 +178,20 @@ def serve(case: dict[str, Any], server: Server, card: Card, seconds: float) -> d
     begun = time.monotonic()
     if not server.wait_for("fired up and ready", START_SECONDS):
         return {"case": case["case"], "fault": "did not start", "end": server.text[-2000:]}
-    ready_seconds, free = time.monotonic() - begun, [card.free]
-    warm = Load()
-    client(server, 0, time.monotonic() + 0.1, warm)
-    load = Load()
-    begun = time.monotonic()
-    threads = [
-        threading.Thread(target=client, args=(server, number, begun + seconds, load))
-        for number in range(CLIENTS)
-    ]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        free.append(card.free)
-        time.sleep(0.2)
-    elapsed = time.monotonic() - begun
-    lines = re.findall(
-        r"Decode batch.*?#running-req: (\d+).*?gen throughput \(token/s\): ([\d.]+)", server.text
-    )
-    decode = [(int(running), float(rate)) for running, rate in lines]
-    most = max(running for running, _ in decode)
+    ready_seconds, free = time.monotonic() - begun, card.free
     (tokens,) = re.findall(r"max_total_num_tokens=(\d+)", server.text)[:1]
-    waits = sorted(load.seconds)
+    warm, _, _ = clients(server, SHAPES[0], 0, card)
     return {
         "case": case["case"],
         "argv": case["argv"],
         "ready_seconds": round(ready_seconds, 1),
-        "load_seconds": round(elapsed, 1),
         "kv_tokens": int(tokens),
-        "running_requests": most,
-        "answered": len(waits),
-        "output_tokens_per_second": round(len(waits) * ANSWER_TOKENS / elapsed, 1),
-        "decode_tokens_per_second_median": round(
-            statistics.median(rate for running, rate in decode if running == most), 1
-        ),
-        "request_seconds_p50": round(waits[len(waits) // 2], 2),
-        "request_seconds_p99": round(waits[min(len(waits) - 1, len(waits) * 99 // 100)], 2),
-        "free_gib_ready": round(free[0] / 2**30, 2),
-        "free_gib_least": round(min(free) / 2**30, 2),
-        "faults": warm.faults + load.faults,
+        "free_gib_ready": round(free / 2**30, 2),
+        "faults_before": warm.faults,
+        "loads": [
+            under_load(server, shape, time_of_it, card)
+            for shape, time_of_it in zip(SHAPES, (seconds, SECOND_SECONDS), strict=True)
+        ],
     }
 
 
@@ -168,10 +201,11 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--seconds", type=float, default=360)
+    parser.add_argument("--seconds", type=float, default=360, help="the first load of what is planned")
+    parser.add_argument("--gpu", default="0", help="its index")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    card = Card()
+    card = Card(arguments.gpu)
     smaller = Smaller(card)
     smaller.to(FREE_GIB)
     found = []

@@ -1,6 +1,6 @@
 """Start SGLang servers with random weights on a GPU, one after another, and keep what each took of the card.
 
-    python3 measure.py CASES.json OUT_DIR [--seconds 500]
+    python3 measure.py CASES.json OUT_DIR [--seconds 500] [--gpus 0,1]
 
 CASES.json is a list of starts: ``case``, ``model_config`` (a path below tests/fixtures), ``argv``, and where
 wanted ``draft_model_config``, ``environment``, ``free_gib`` (another process takes memory until that much is
@@ -50,15 +50,17 @@ time.sleep(3600)
 
 
 class Card:
-    """The first GPU as the driver counts its memory."""
+    """The GPU that is used, as the driver counts its memory; of several the one that has least free."""
 
-    def __init__(self) -> None:
+    def __init__(self, gpus: str) -> None:
+        """Let all that is started from here on see these GPUs alone."""
+        os.environ.update(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_VISIBLE_DEVICES=gpus)
         pynvml.nvmlInit()
-        self.handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+        self.handles = [pynvml.nvmlDeviceGetHandleByIndex(int(gpu)) for gpu in gpus.split(",")]
 
     @property
     def free(self) -> int:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(self.handle).free)
+        return min(int(pynvml.nvmlDeviceGetMemoryInfo(handle).free) for handle in self.handles)
 
     def wait_until_free(self, wanted: int) -> None:
         """Wait for what a killed process held."""
@@ -222,17 +224,20 @@ def tell(line: str) -> None:
 
 def main() -> int:
     """Measure every case that fits into the time."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("cases", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=500)
+    parser.add_argument("--gpus", default="0", help="indices: one, or as many as a case has ranks")
     arguments = parser.parse_args()
     begun = time.monotonic()
     arguments.out.mkdir(parents=True, exist_ok=True)
     cases = json.loads(arguments.cases.read_text(encoding="utf-8"))
     waiting = list(enumerate(cases))
     servers: list[Server] = []
-    card = Card()
+    card = Card(arguments.gpus)
     smaller = Smaller(card)
     while waiting or servers:
         while waiting and len(servers) < AHEAD:

@@ -3,9 +3,9 @@
     python measured_server.py --model-path DIR ...
 
 SGLang prints free memory to 10 MiB; its sizing works with bytes. What is added to the log are lines of
-``[free] BYTES FUNCTION``: the function of the engine that looked. Before the engine's first touch of the
-card it says ``[gate]`` and waits for the file that MEASURE_GATE names, so that many servers can import at the
-same time and still meet an empty card, one after another.
+``[free] BYTES FUNCTION RANK``: the function of the engine that looked, and on which rank. Before the engine's
+first touch of the card it says ``[gate]`` and waits for the file that MEASURE_GATE names, so that many
+servers can import at the same time and still meet an empty card, one after another.
 
 The scheduler is a spawned process: it runs this file again as ``__mp_main__``, which is why the patches stand
 at the top.
@@ -32,7 +32,7 @@ def look(*arguments: object) -> tuple[int, int]:
     caller: Any = sys._getframe(1)  # noqa: SLF001 - the caller's name is what is wanted
     while caller.f_code.co_name == OWN_LOOK:
         caller = caller.f_back
-    sys.stderr.write(f"[free] {free} {caller.f_code.co_name}\n")
+    sys.stderr.write(f"[free] {free} {caller.f_code.co_name} {torch.cuda.current_device()}\n")
     return free, total
 
 

@@ -72,6 +72,31 @@ def test_two_caches_are_told_apart(lines: str, expected: dict[str, float]) -> No
     assert {key: found[key] for key in expected} == expected
 
 
+def test_a_latent_cache_is_one_size() -> None:
+    line = "[2026-11-29 22:05:08] KV Cache is allocated. #tokens: 2000, KV size: 7.50 GB\n"
+    assert row(CASE, BEGIN + END + line + READY, CARD)["k_gib"] == 7.5
+
+
+def test_of_two_ranks_the_one_with_less_counts_and_pools_once() -> None:
+    def said(by: int, text: str, free: int) -> str:
+        line = f"[2026-11-29 22:05:08 TP{by}] {text} avail mem={free / GIB:.2f} GB\n"
+        return f"[free] {free} load_model {by}\n[free] {free + 1} load_model {1 - by}\n{line}"
+
+    begin, end, more = "Load weight begin.", "Load weight end. elapsed=0.37 s,", 3 << 20
+    lines = [
+        said(1, begin, 139 * GIB),
+        said(0, begin, 139 * GIB - more),
+        said(0, end, 130 * GIB),
+        "[2026-11-29 22:05:08 TP0] KV Cache is allocated. #tokens: 100, K size: 3.0 GB, V size: 3.0 GB\n",
+        "[2026-11-29 22:05:08 TP1] KV Cache is allocated. #tokens: 100, K size: 3.0 GB, V size: 3.0 GB\n",
+        said(1, end, 130 * GIB - more),
+    ]
+    found = row(CASE, "".join(lines) + READY, CARD)
+    assert found["free_before_gib"] == round((139 * GIB - more) / GIB, 6)
+    assert found["free_after_weights_gib"] == round((130 * GIB - more) / GIB, 6)
+    assert (found["k_gib"], "sliding_tokens" in found, "draft_weights_gib" in found) == (3.0, False, False)
+
+
 def test_a_start_that_ends_keeps_its_error() -> None:
     traceback = """\
 [2026-11-29 19:05:09] Scheduler hit an exception: Traceback (most recent call last):
