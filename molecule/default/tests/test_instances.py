@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.on_host import plan_of, playbook, show
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import subprocess
 
     from testinfra.host import Host
 
-ROOT = Path(__file__).resolve().parents[3]
 INVENTORY = Path(__file__).parents[1] / "inventory"
 INSTANCES = ["first", "second"]
 
 
-@pytest.fixture(autouse=True)
-def journal_of_a_failed_test(host: Host, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Show what the units wrote when an assertion fails."""
-    failed_before = request.session.testsfailed
-    yield
-    if request.session.testsfailed > failed_before:
-        print(host.run("journalctl --unit 'sglang-*' --lines 60 --no-pager").stdout)  # noqa: T201
-
-
 @pytest.fixture(params=INSTANCES)
 def plan(host: Host, request: pytest.FixtureRequest) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(host.file(f"/etc/sglang/{request.param}.plan.json").content_string)
-    return loaded
-
-
-def show(host: Host, unit: str, name: str) -> str:
-    return str(host.check_output(f"systemctl show {unit} --property {name} --value"))
+    return plan_of(host, request.param)
 
 
 def environment(host: Host, pid: str) -> dict[str, str]:
@@ -44,14 +30,7 @@ def environment(host: Host, pid: str) -> dict[str, str]:
 
 
 def deploy(host: Host, *options: str) -> subprocess.CompletedProcess[str]:
-    name = host.backend.host
-    return subprocess.run(
-        ["ansible-playbook", f"--inventory={INVENTORY}", "deploy.yml", f"--limit={name}", *options],
-        cwd=ROOT,
-        check=False,
-        capture_output=True,
-        encoding="utf-8",
-    )
+    return playbook(INVENTORY, "deploy.yml", f"--limit={host.backend.host}", *options)
 
 
 def test_the_unit_runs_and_comes_back_at_boot(host: Host, plan: dict[str, Any]) -> None:
@@ -121,7 +100,7 @@ def test_stop_is_clean_and_start_returns_when_it_serves(host: Host) -> None:
 def test_faults_are_reported_together_and_change_nothing(host: Host) -> None:
     state = "systemctl show 'sglang-*' --property Id,MainPID,InvocationID; sha256sum /etc/sglang/*"
     before = host.check_output(state)
-    port = json.loads(host.file("/etc/sglang/first.plan.json").content_string)["port"]
+    port = plan_of(host, "first")["port"]
     definitions = [
         {"name": "a/b", "model": "/srv/models/tiny-gpt2", "port": port},
         {"name": "web", "model": "/srv/models/tiny-gpt2", "port": "thirty"},

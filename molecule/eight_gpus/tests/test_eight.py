@@ -22,15 +22,6 @@ VICTIM = "sglang-gpu-c.service"
 testinfra_hosts = ["ansible://molecule-eight"]
 
 
-@pytest.fixture(autouse=True)
-def journal_of_a_failed_test(host: Host, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Show what the units wrote when an assertion fails."""
-    failed_before = request.session.testsfailed
-    yield
-    if request.session.testsfailed > failed_before:
-        print(host.run("journalctl --unit 'sglang-*' --lines 60 --no-pager").stdout)  # noqa: T201
-
-
 @pytest.fixture
 def drop_in(host: Host) -> Iterator[str]:
     """Give a file for settings of the victim that are gone after the test."""

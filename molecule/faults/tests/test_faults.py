@@ -8,9 +8,7 @@ written from one, so the OOM killer's work is done by a signal that is sent.
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import threading
 import time
 from dataclasses import dataclass, field
@@ -19,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests import on_host
+from tests.on_host import plan_of, playbook, wait_until
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from testinfra.host import Host
 
-ROOT = Path(__file__).resolve().parents[3]
 SCENARIO = Path(__file__).parents[1]
-PATIENCE_SECONDS = 60.0
 
 MATRIX = {
     # instance: cause, phase
@@ -81,33 +80,16 @@ def watch(host: Host, tmp_path: Path) -> Callable[..., Outcome]:
     """Follow instances to their end as a deploy does; ``stage_seconds`` and the like change the plans."""
 
     def follow(*names: str, previous: dict[str, str] | None = None, **changes: object) -> Outcome:
-        plans = [{**plan(host, name), **changes} for name in names]
+        plans = [{**plan_of(host, name), **changes} for name in names]
         asked = {"plans": plans, "previous": previous or {}, "artifacts": str(tmp_path)}
         request = tmp_path / "request.json"
         request.write_text(json.dumps(asked), encoding="utf-8")
         begin = time.monotonic()
-        done = subprocess.run(
-            [
-                "ansible-playbook",
-                f"--inventory={SCENARIO / 'inventory'}",
-                SCENARIO / "watch.yml",
-                f"--extra-vars=@{request}",
-            ],
-            cwd=ROOT,
-            check=False,
-            capture_output=True,
-            encoding="utf-8",
-            env={**os.environ, "ANSIBLE_FORCE_COLOR": "0"},
-        )
+        done = playbook(SCENARIO / "inventory", str(SCENARIO / "watch.yml"), f"--extra-vars=@{request}")
         places = {place.parent.name: place for place in tmp_path.glob(f"failures/{host.backend.host}/*/*")}
         return Outcome(done.returncode, done.stdout, time.monotonic() - begin, places)
 
     return follow
-
-
-def plan(host: Host, name: str) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(host.file(f"/etc/sglang/{name}.plan.json").content_string)
-    return content
 
 
 def unit(name: str) -> str:
@@ -115,7 +97,7 @@ def unit(name: str) -> str:
 
 
 def show(host: Host, name: str, wanted: str) -> str:
-    return str(host.check_output(f"systemctl show {unit(name)} --property {wanted} --value"))
+    return on_host.show(host, unit(name), wanted)
 
 
 def start(host: Host, *names: str) -> None:
@@ -131,13 +113,6 @@ def stop(host: Host, *names: str) -> None:
 def journal(host: Host, name: str) -> str:
     invocation = show(host, name, "InvocationID")
     return str(host.check_output(f"journalctl _SYSTEMD_INVOCATION_ID={invocation} --output cat --all"))
-
-
-def wait(until: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not until():
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 @pytest.fixture
@@ -213,7 +188,7 @@ for name, (after, error) in {CONSTRUCTED!r}.items():
 
 @pytest.fixture(scope="module")
 def matrix(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcome]:
-    port = plan(host, "http-port")["port"]
+    port = plan_of(host, "http-port")["port"]
     holder = f"python3 -m http.server --bind 127.0.0.1 {port}"
     host.check_output(f"systemd-run --unit=fault-port-holder {holder}")
     host.check_output("python3 -c %s", CONSTRUCT)
@@ -276,7 +251,7 @@ def test_stale_log_trap_an_old_failure_in_the_journal_is_not_the_present_one(
 
 def test_inactive_trap_a_stop_is_no_crash(host: Host, watch: Callable[..., Outcome]) -> None:
     start(host, "stopped")
-    wait(lambda: "server_args=" in journal(host, "stopped"))
+    wait_until(lambda: "server_args=" in journal(host, "stopped"))
     stopper = threading.Timer(6.0, lambda: host.run(f"systemctl stop {unit('stopped')}"))
     stopper.start()
     outcome = watch("stopped")
@@ -335,7 +310,7 @@ def test_a_busy_server_is_no_failure(host: Host, watch: Callable[..., Outcome]) 
 def test_a_killed_engine_is_told_from_one_that_failed(host: Host, watch: Callable[..., Outcome]) -> None:
     """What the OOM killer does; without its line in the kernel's log nobody can say that it was it."""
     start(host, "killed")
-    wait(lambda: "Load weight begin" in journal(host, "killed"))
+    wait_until(lambda: "Load weight begin" in journal(host, "killed"))
     launcher = show(host, "killed", "MainPID")
     host.check_output(f"pkill --signal KILL --parent {launcher}")
     outcome = watch("killed")
@@ -347,7 +322,9 @@ def test_a_killed_engine_is_told_from_one_that_failed(host: Host, watch: Callabl
 def test_a_restart_loop_is_told_by_its_cause(host: Host, watch: Callable[..., Outcome]) -> None:
     """Not by its consequence: that systemd or the launcher has given up."""
     start(host, "loop")
-    wait(lambda: show(host, "loop", "NRestarts") != "0" or show(host, "loop", "ActiveState") == "failed")
+    wait_until(
+        lambda: show(host, "loop", "NRestarts") != "0" or show(host, "loop", "ActiveState") == "failed"
+    )
     assert watch("loop").cause("loop") == ("scheduler-killed", "distributed")
     assert "cause      scheduler-killed" in host.check_output("sglang-why loop")
     stop(host, "loop")
@@ -358,7 +335,7 @@ def test_a_journal_that_is_rotated_on_the_way_is_read_on(
 ) -> None:
     environment("rotated", recording="weights-truncated", speed="3")
     start(host, "rotated")
-    wait(lambda: "server_args=" in journal(host, "rotated"))
+    wait_until(lambda: "server_args=" in journal(host, "rotated"))
     rotate = threading.Timer(3.0, lambda: host.run("journalctl --rotate"))
     rotate.start()
     outcome = watch("rotated")

@@ -8,17 +8,19 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests import on_host
+from tests.on_host import ROOT, playbook
+
 if TYPE_CHECKING:
     from testinfra.host import Host
 
-ROOT = Path(__file__).resolve().parents[3]
 INVENTORY = Path(__file__).parents[1] / "inventory"
 URL = "http://127.0.0.1:31030"
 DEPLOY = ["ansible-playbook", f"--inventory={INVENTORY}", "deploy.yml", "--limit=gpu_hosts"]
 
 
 def show(host: Host, name: str) -> str:
-    return str(host.check_output(f"systemctl show sglang-tiny --property {name} --value"))
+    return on_host.show(host, "sglang-tiny", name)
 
 
 def ask(host: Host, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -40,7 +42,8 @@ def test_the_real_package_serves_a_completion(host: Host) -> None:
 
 def test_a_deploy_that_changes_nothing_does_not_restart_it(host: Host) -> None:
     before = show(host, "MainPID")
-    outcome = subprocess.run(DEPLOY, cwd=ROOT, check=True, capture_output=True, encoding="utf-8")
+    outcome = playbook(INVENTORY, "deploy.yml", "--limit=gpu_hosts")
+    assert outcome.returncode == 0, outcome.stdout
     assert "changed=0" in outcome.stdout
     assert show(host, "MainPID") == before
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.on_host import playbook, show
+
 if TYPE_CHECKING:
+    import subprocess
+
     from testinfra.host import Host
 
-ROOT = Path(__file__).resolve().parents[3]
 INVENTORY = Path(__file__).parents[1] / "inventory"
 UNIT = "sglang-locked.service"
 NAMES = ("api_key", "admin_api_key", "hf_token")
@@ -21,14 +23,7 @@ PATTERN = "'Ses[a]me'"
 
 
 def deploy(host: Host, *options: str) -> subprocess.CompletedProcess[str]:
-    name = host.backend.host
-    return subprocess.run(
-        ["ansible-playbook", f"--inventory={INVENTORY}", "deploy.yml", f"--limit={name}", *options],
-        cwd=ROOT,
-        check=False,
-        capture_output=True,
-        encoding="utf-8",
-    )
+    return playbook(INVENTORY, "deploy.yml", f"--limit={host.backend.host}", *options)
 
 
 ASK = """
@@ -102,7 +97,7 @@ def shown_by(host: Host, *options: str) -> str:
 
 
 def main_pid(host: Host) -> str:
-    return str(host.check_output(f"systemctl show {UNIT} --property MainPID --value"))
+    return show(host, UNIT, "MainPID")
 
 
 @pytest.mark.parametrize("options", [(), ("--check",)])
