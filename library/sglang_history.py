@@ -56,6 +56,7 @@ lines:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_kit import history, state, systemd
+from ansible.module_utils.sglang_kit.problem import no_instance
 
 ARGUMENTS = {"name": {"type": "str"}, "states": {"type": "path", "default": state.ROOT}}
 
@@ -67,7 +68,7 @@ def main() -> None:
     known = store.names()
     wanted = module.params["name"]
     if wanted and wanted not in known:
-        module.fail_json(msg=f"{wanted} has no states here; known are {', '.join(known) or 'none'}")
+        module.fail_json(msg=str(no_instance(wanted, known)))
     names = [wanted] if wanted else known
     units = {name: f"sglang-{name}.service" for name in names}
     states = systemd.unit_states(list(units.values()))

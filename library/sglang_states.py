@@ -26,6 +26,11 @@ options:
     description: Name of this host in the inventory.
     type: str
     required: true
+  known:
+    description: Names of the host's instances in the inventory; it may have had others besides.
+    type: list
+    elements: str
+    default: []
   plan:
     description: The inventory's plan of the instance, as the filter P(sglang_plan#filter) returns it.
     type: dict
@@ -91,6 +96,7 @@ ARGUMENTS = {
     "name": {"type": "str", "required": True},
     "states": {"type": "list", "elements": "str", "required": True},
     "host": {"type": "str", "required": True},
+    "known": {"type": "list", "elements": "str", "default": []},
     "plan": {"type": "dict"},
     "unit": {"type": "str", "default": ""},
     "secrets": credentials.ARGUMENT,

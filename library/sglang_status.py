@@ -15,6 +15,9 @@ options:
     description: Wanted state by instance name.
     type: dict
     required: true
+  name:
+    description: The one instance to tell of; all of them without it.
+    type: str
   reserved_gpus:
     description: GPUs (index or UUID) that belong to other services.
     type: list
@@ -87,9 +90,11 @@ lines:
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_kit import status
+from ansible.module_utils.sglang_kit.problem import ProblemsError
 
 ARGUMENTS = {
     "instances": {"type": "dict", "required": True},
+    "name": {"type": "str"},
     "reserved_gpus": {"type": "list", "elements": "str", "default": []},
     "root": {"type": "path", "default": "/opt/sglang"},
     "config_directory": {"type": "path", "default": "/etc/sglang"},
@@ -104,8 +109,12 @@ def main() -> None:
     """Look and report."""
     module = AnsibleModule(argument_spec=ARGUMENTS, supports_check_mode=True)
     given = dict(module.params)
-    wanted, reserved = given.pop("instances"), tuple(given.pop("reserved_gpus"))
+    wanted, name, reserved = given.pop("instances"), given.pop("name"), tuple(given.pop("reserved_gpus"))
     seen = status.look(wanted, status.Host(**given, reserved_gpus=reserved))
+    try:
+        seen = status.only(seen, name) if name else seen
+    except ProblemsError as error:
+        module.fail_json(msg=str(error))
     module.exit_json(changed=False, lines=status.lines(seen), **seen)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import difference, model_files, preflight, processes, survey, systemd
 from .launch import PROOF
+from .problem import no_instance
 from .state import KNOWN_GOOD, WANTED, Store
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def views(
     name: str,
     states: Sequence[str],
     host: str,
+    known: Sequence[str],
     plan: Mapping[str, Any] | None,
     unit: str,
     secrets: Mapping[str, str],
@@ -71,9 +73,13 @@ def views(
 ) -> tuple[dict[str, Any], list[str]]:
     """Bring the views of these words (``WORDS``, or a state's name), and say which there are not, and why.
 
-    Raises ``ProblemsError`` where a named state does not exist or cannot be read.
+    ``known`` are the names in the inventory. Raises ``ProblemsError`` where neither they nor this host know
+    the instance, and where a named state does not exist or cannot be read.
     """
     store, below = Store(directory), survey.marks()
+    there = {*known, *store.names()}
+    if name not in there:
+        raise no_instance(name, there)
     found: dict[str, Any] = {}
     missing = []
     for word in states:

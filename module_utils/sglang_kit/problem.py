@@ -47,6 +47,14 @@ class ProblemsError(ValueError):
         return "\n".join(lines)
 
 
+def no_instance(name: str, known: Iterable[str]) -> ProblemsError:
+    """Say that a host has no instance of this name, and which ones it has."""
+    there = ", ".join(sorted(known))
+    return ProblemsError(
+        [Problem(name, "", "is no instance of this host", f"known are {there}" if there else "it has none")]
+    )
+
+
 class Collector:
     """Gathers problems while a definition is read; ``check`` raises them all."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import credentials, difference, present, probe, processes, survey, systemd
+from .problem import no_instance
 from .quantity import MIB, human
 from .readiness import (
     FAILED,
@@ -117,6 +118,14 @@ def look(wanted: Mapping[str, str], host: Host) -> dict[str, Any]:
         "foreign": foreign(gpus, users, units=units.values(), reserved=host.reserved_gpus),
         "disk": disk(host),
     }
+
+
+def only(seen: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Keep of a look one instance, and what is of none; raise ``ProblemsError`` where there is none such."""
+    found = [one for one in seen["instances"] if one["name"] == name]
+    if not found:
+        raise no_instance(name, [one["name"] for one in seen["instances"]])
+    return {**seen, "instances": found, "as_wanted": found[0]["as_wanted"]}
 
 
 def installed_plans(directory: str) -> dict[str, dict[str, Any]]:

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from .config_reader import read_json
 from .journal import ENGINE, SYSTEMD, Line, parse_record, parse_text, record_lines
-from .problem import Problem, ProblemsError
+from .problem import Problem, ProblemsError, no_instance
 from .quantity import human
 from .readiness import STAGE_NAMES, Expectation, Follower, Verdict
 from .systemd import SystemdError
@@ -209,10 +209,10 @@ def _of_log(options: argparse.Namespace) -> str:
 def _of_instances(options: argparse.Namespace) -> str:
     known = {place.name[: -len(PLAN)]: place for place in sorted(CONFIGURATION.glob(f"*{PLAN}"))}
     absent = [name for name in options.names if name not in known]
-    if absent or not known:
-        remedy = f"known are {', '.join(known)}" if known else "none is installed here"
-        message = "is no instance of this host" if absent else "there is no instance"
-        raise ProblemsError([Problem(", ".join(absent), "", message, remedy)])
+    if absent:
+        raise no_instance(", ".join(absent), known)
+    if not known:
+        raise ProblemsError([Problem("", "", "no instance is installed here")])
     places = [known[name] for name in options.names or known]
     plans = [json.loads(place.read_text(encoding="utf-8")) for place in places]
     seen = {plan["name"]: look_back(plan) for plan in plans}

@@ -103,4 +103,4 @@ def test_the_module_tells_of_one_or_all(
         assert set(told["instances"]) == {"chat"}
         assert told["lines"][0] == "chat"
     unknown = modules.run(module, capsys, {"states": store.root, "name": "coder"})
-    assert unknown["msg"] == "coder has no states here; known are chat"
+    assert unknown["msg"] == "coder: is no instance of this host; known are chat"

@@ -86,6 +86,7 @@ class Host:
             name="chat",
             states=states,
             host="ct200",
+            known=["chat"],
             plan=plan,
             unit="[Service]\nNice=1\n",
             secrets={str(self.directory / "api_key"): "s3cr3t"},

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from sglang_kit.problem import Collector, Problem, ProblemsError
+from sglang_kit.problem import Collector, Problem, ProblemsError, no_instance
 
 PORT = Problem("chat", "port", "70000 is not from 1024 to 65535", "use 65535")
 MODEL = Problem("coder", "model", "is missing")
@@ -29,6 +29,13 @@ def test_several_problems_are_numbered_in_the_order_found() -> None:
     error = ProblemsError(iter([PORT, MODEL]))
     assert error.problems == (PORT, MODEL)
     assert str(error).splitlines() == ["2 problems:", f"  1. {PORT}", f"  2. {MODEL}"]
+
+
+@pytest.mark.parametrize(
+    ("known", "told"), [(["coder", "chat"], "known are chat, coder"), ([], "it has none")]
+)
+def test_an_instance_that_there_is_not_is_told_with_those_that_there_are(known: list[str], told: str) -> None:
+    assert str(no_instance("chatt", known)) == f"chatt: is no instance of this host; {told}"
 
 
 def test_problems_are_a_value_error() -> None:

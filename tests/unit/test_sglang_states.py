@@ -33,6 +33,7 @@ def asked(tmp_path: Path) -> dict[str, Any]:
         "name": "chat",
         "states": ["inventory", "known-good"],
         "host": "ct200",
+        "known": ["chat"],
         "plan": plan,
         "unit": "[Service]\nNice=1\n",
         "secrets": [{"path": plan["secrets"]["api_key"], "content": SECRET}],
@@ -68,3 +69,11 @@ def test_a_state_that_does_not_exist(
     answer = modules.run(states, capsys, {**asked, "states": ["yesterday"]})
     assert answer["failed"]
     assert "chat: state: has no state 'yesterday'; the newest are none" in answer["msg"]
+
+
+def test_an_instance_that_neither_the_inventory_nor_the_host_knows(
+    states: ModuleType, capsys: pytest.CaptureFixture[str], asked: dict[str, Any]
+) -> None:
+    answer = modules.run(states, capsys, {**asked, "name": "chatt"})
+    assert answer["failed"]
+    assert answer["msg"] == "chatt: is no instance of this host; known are chat"

@@ -28,7 +28,9 @@ def test_a_host_is_told_as_data_and_for_people(
 ) -> None:
     tools.place("systemctl", "printf '%s\\n' ActiveState=inactive SubState=dead LoadState=not-found")
     places = {
-        name: str(tmp_path / name) for name in status.ARGUMENTS if name not in ("instances", "reserved_gpus")
+        name: str(tmp_path / name)
+        for name in status.ARGUMENTS
+        if name not in ("instances", "name", "reserved_gpus")
     }
     answer = modules.run(status, capsys, {"instances": {"chat": "started"}, **places}, check=check)
     assert not answer["changed"]
@@ -36,3 +38,5 @@ def test_a_host_is_told_as_data_and_for_people(
     assert [(one["name"], one["state"]) for one in answer["instances"]] == [("chat", "not_installed")]
     assert answer["lines"][2].startswith("chat")
     assert answer["disk"] == []
+    none = modules.run(status, capsys, {"instances": {"chat": "started"}, "name": "chatt", **places})
+    assert none["msg"] == "chatt: is no instance of this host; known are chat"

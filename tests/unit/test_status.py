@@ -19,6 +19,7 @@ from sglang_kit import fileset, present, probe, processes, status, survey, syste
 from sglang_kit.fileset import File
 from sglang_kit.journal import parse_text
 from sglang_kit.platform_facts import Gpu, GpuProcess
+from sglang_kit.problem import ProblemsError
 from sglang_kit.processes import Listener, Process
 from sglang_kit.quantity import GIB, MIB
 from sglang_kit.readiness import Answer, Answers, UnitState
@@ -178,6 +179,15 @@ def prove(world: World, invocation: str = INVOCATION) -> None:
     place.parent.mkdir(parents=True)
     proof = {"invocation": invocation, "allocated": {"kv_tokens": 165_000, "running_requests": 12}}
     place.write_text(json.dumps(proof), encoding="utf-8")
+
+
+def test_one_instance_is_told_alone(world: World) -> None:
+    world.install()
+    seen = status.only(world.look(chat="started", coder="stopped"), "coder")
+    assert [one["name"] for one in seen["instances"]] == ["coder"]
+    assert seen["as_wanted"], "whatever the others do"
+    with pytest.raises(ProblemsError, match="known are chat, coder"):
+        status.only(world.look(chat="started", coder="stopped"), "nobody")
 
 
 def test_a_ready_instance_with_its_pools(world: World) -> None:

@@ -291,4 +291,4 @@ def test_a_host_without_an_instance_says_so(host: Path, capsys: pytest.CaptureFi
         place.unlink()
     with pytest.raises(SystemExit):
         why.main([])
-    assert "there is no instance; none is installed here" in capsys.readouterr().err
+    assert "no instance is installed here" in capsys.readouterr().err
