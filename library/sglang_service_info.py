@@ -65,12 +65,12 @@ instances:
       wanted: 20261129T181502Z-667903be
       known_good: 20261129T181502Z-667903be
 leaving:
-  description: What instances hold that are installed and have no plan.
+  description: What instances hold that are installed and have no plan, and whether they run.
   type: list
   elements: dict
   returned: always
   sample:
-    - {name: old, unit: sglang-old.service, host: 127.0.0.1, port: 30009, drain: null}
+    - {name: old, unit: sglang-old.service, host: 127.0.0.1, port: 30009, drain: null, runs: true}
 refused:
   description: Who else holds what the instances to be started need, and may not be stopped.
   type: list
@@ -115,9 +115,10 @@ def main() -> None:
     plans, given = module.params["plans"], module.params["adopt"]
     wanted = {plan["name"]: plan for plan in plans}
     units = {name: plan["unit"] for name, plan in wanted.items()}
-    states = systemd.unit_states(list(units.values()))
     store = state.Store(module.params["states"])
     installed = status.installed_plans(module.params["config_directory"])
+    leaving = [plan for name, plan in installed.items() if name not in units]
+    states = systemd.unit_states([*units.values(), *(plan["unit"] for plan in leaving)])
 
     def look(name: str, unit: str) -> dict[str, Any]:
         seen = states[unit]
@@ -142,12 +143,14 @@ def main() -> None:
     instances = {name: look(name, unit) for name, unit in units.items()}
     actions = {one["name"]: one["action"] for one in fingerprint.actions(plans, instances)}
     starting = [plan for plan in plans if actions[plan["name"]] in ("start", "restart")]
-    leaving = [plan for name, plan in installed.items() if name not in units]
     ours = {*units.values(), *(plan["unit"] for plan in leaving)}
     found = adopt.holders(starting, ours)
     module.exit_json(
         instances=instances,
-        leaving=[roll.place(plan) for plan in leaving],
+        leaving=[
+            {**{key: plan.get(key) for key in roll.PLACE}, "runs": bool(states[plan["unit"]].main_pid)}
+            for plan in leaving
+        ],
         refused=[str(problem) for problem in adopt.refused(found, given)],
         adopted={"units": adopt.units(given), "pids": [one.pid for one in found if str(one.pid) in given]},
     )

@@ -130,7 +130,9 @@ def test_what_a_process_holds_is_what_it_was_started_with(
     etc = tmp_path / "etc"
     etc.mkdir()
     (etc / "chat.plan.json").write_text(json.dumps({**PLAN, "port": 30002}), encoding="utf-8")
-    (etc / "old.plan.json").write_text(json.dumps({**PLAN, "name": "old"}), encoding="utf-8")
+    (etc / "old.plan.json").write_text(
+        json.dumps({**PLAN, "name": "old", "unit": "sglang-old.service"}), encoding="utf-8"
+    )
     seen = {}
     for mark in ("a" * 16, "b" * 16):
         with subprocess.Popen(
@@ -141,14 +143,19 @@ def test_what_a_process_holds_is_what_it_was_started_with(
         ) as process:
             assert process.stdout is not None
             process.stdout.readline()
-            tools.place("systemctl", f"printf '%s\\n' ActiveState=active MainPID={process.pid}")
+            active = f"ActiveState=active MainPID={process.pid}"
+            tools.place("systemctl", f"printf '%s\\n' {active} '' {active}")
             seen[mark[0]] = modules.run(info, capsys, arguments(tmp_path, "chat"))
             process.communicate(b"\n")
     assert seen["a"]["instances"]["chat"]["holds"]["port"] == 30001
     assert seen["b"]["instances"]["chat"]["holds"]["port"] == 30002
     assert seen["a"]["instances"]["chat"]["known_good"] == state
     assert seen["a"]["instances"]["chat"]["differs"] == "GREETING hello -> -"
-    assert [one["name"] for one in seen["a"]["leaving"]] == ["old"]
+    assert [(one["name"], one["runs"]) for one in seen["a"]["leaving"]] == [("old", True)]
+    failed = "ActiveState=failed MainPID=0"
+    tools.place("systemctl", f"printf '%s\\n' {failed} '' {failed}")
+    (old,) = modules.run(info, capsys, arguments(tmp_path, "chat"))["leaving"]
+    assert not old["runs"], "and need not leave a load balancer"
 
 
 def test_others_are_named_and_only_ended_where_that_is_allowed(
