@@ -83,6 +83,10 @@ options:
     description: The one of O(directories) that holds uv's cache.
     type: path
     required: true
+  brought:
+    description: Bytes that are copied to the host or unpacked there to build the release, by directory.
+    type: dict
+    default: {}
   kernel_cache:
     description: The one of O(directories) that holds compiled kernels.
     type: path
@@ -206,6 +210,7 @@ ARGUMENTS = {
     },
     "uv_cache": {"type": "path", "required": True},
     "kernel_cache": {"type": "path", "required": True},
+    "brought": {"type": "dict", "default": {}},
 }
 
 
@@ -237,13 +242,14 @@ def main() -> None:
         releases=f"{root}/releases",
         uv_cache=wanted["uv_cache"],
         kernel_cache=wanted["kernel_cache"],
+        brought=wanted["brought"],
         **python,
     )
     seen = survey.survey(
         user=wanted["user"],
         group=wanted["group"],
         packages=wanted["packages"],
-        directories=[directory["path"] for directory in wanted["directories"]],
+        directories=[directory["path"] for directory in wanted["directories"]] + list(wanted["brought"]),
         python=wanted["python"],
         cuda_home=wanted["cuda_home"],
     )

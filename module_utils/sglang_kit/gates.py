@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .problem import Collector, Problem
@@ -40,7 +40,8 @@ class Needs:
 
     ``gpu_instances`` are the names of the instances that ask for GPUs, ``gpu_count`` how many the
     inventory declares (None: undeclared); ``python`` and ``cuda_home`` are the user's own choices
-    or empty. ``releases``, ``uv_cache`` and ``kernel_cache`` are the paths of directories in the facts.
+    or empty. ``releases``, ``uv_cache`` and ``kernel_cache`` are the paths of directories in the facts, as
+    are those of ``brought``: bytes that are copied to the host or unpacked there to build a release.
     """
 
     accelerator: str = "auto"
@@ -57,6 +58,7 @@ class Needs:
     releases: str = ""
     uv_cache: str = ""
     kernel_cache: str = ""
+    brought: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -249,6 +251,8 @@ def _check_directories(facts: Facts, needs: Needs, found: Collector) -> None:
         room[needs.releases] = RELEASE_BYTES
         if not _links(facts, needs):
             room[needs.uv_cache] = RELEASE_BYTES
+        for path, size in needs.brought.items():
+            room[path] = room.get(path, 0) + size
     for device in sorted({by_path[path].mount.device for path in room}):
         wanted = {path: size for path, size in room.items() if by_path[path].mount.device == device}
         where = by_path[next(iter(wanted))]
@@ -257,7 +261,8 @@ def _check_directories(facts: Facts, needs: Needs, found: Collector) -> None:
             found.add(
                 "host",
                 "disk",
-                f"{human(where.free_bytes)} are free on {where.mount.point}, and the deploy needs {purposes}",
+                f"{human(where.free_bytes)} are free on {where.mount.point}, and the deploy needs"
+                f" {human(sum(wanted.values()))}: {purposes}",
             )
 
 

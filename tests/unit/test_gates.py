@@ -110,8 +110,8 @@ def test_everything_wrong_is_said_at_once() -> None:
             " mount it without noexec"
         ),
         (
-            "host: disk: 512 MiB are free on /data, and the deploy needs 1.00 GiB in /var/cache/sglang,"
-            " 12.00 GiB in /opt/sglang/releases"
+            "host: disk: 512 MiB are free on /data, and the deploy needs 13.00 GiB: 1.00 GiB in"
+            " /var/cache/sglang, 12.00 GiB in /opt/sglang/releases"
         ),
         (
             "host: driver: shows no NVIDIA GPU (chat, long ask for GPUs);"
@@ -171,6 +171,33 @@ def test_an_installed_release_needs_neither_python_nor_room() -> None:
     assert len(said(small)) == 2
 
 
+def test_a_bundle_takes_its_room_and_that_of_what_it_unpacks_to() -> None:
+    packages = "/opt/sglang/packages"
+    brought = {packages: 5 * GIB, RELEASES: 5 * GIB}
+    facts = replace(
+        CPU_HOST,
+        directories=(
+            *(directory(path, free=20 * GIB) for path in (RELEASES, UV_CACHE, KERNELS)),
+            directory(packages, free=4 * GIB, mount=Mount(2, "254:1", "/data", noexec=False)),
+        ),
+    )
+    assert said(facts) == []
+    assert said(facts, brought=brought) == [
+        (
+            "host: disk: 4.00 GiB are free on /data, and the deploy needs 5.00 GiB:"
+            " 5.00 GiB in /opt/sglang/packages"
+        )
+    ]
+    tight = replace(facts, directories=tuple(replace(one, mount=ROOT) for one in facts.directories))
+    assert said(tight, brought=brought) == [
+        (
+            "host: disk: 20.00 GiB are free on /, and the deploy needs 23.00 GiB: 1.00 GiB in"
+            " /var/cache/sglang, 17.00 GiB in /opt/sglang/releases, 5.00 GiB in /opt/sglang/packages"
+        )
+    ]
+    assert said(tight, brought=brought, release_installed=True) == []
+
+
 def test_a_cache_on_another_mount_of_the_same_disk_takes_the_room_twice() -> None:
     other = Mount(2, "254:0", "/srv/cache", noexec=False)
     facts = replace(
@@ -183,8 +210,8 @@ def test_a_cache_on_another_mount_of_the_same_disk_takes_the_room_twice() -> Non
     )
     assert said(facts) == [
         (
-            "host: disk: 20.00 GiB are free on /, and the deploy needs 1.00 GiB in /var/cache/sglang,"
-            " 12.00 GiB in /opt/sglang/releases, 12.00 GiB in /opt/sglang/uv-cache"
+            "host: disk: 20.00 GiB are free on /, and the deploy needs 25.00 GiB: 1.00 GiB in"
+            " /var/cache/sglang, 12.00 GiB in /opt/sglang/releases, 12.00 GiB in /opt/sglang/uv-cache"
         )
     ]
     assert gates.warnings(facts, NEEDS) == [
