@@ -29,15 +29,16 @@ _SERVERS = ("sshd", "sshd-session")
 def take(path: str, holder: Mapping[str, Any], *, dead: str = "") -> dict[str, Any] | None:
     """Take or renew the lock; return who holds it where it is somebody else.
 
-    ``holder`` has a ``token`` of its own, and what people are told of it. ``dead`` is the token of a holder
-    that its controller knows to be dead.
+    ``holder`` has a ``token`` of its own, and what people are told of it; ``since`` stays what it was when
+    it took the lock. ``dead`` is the token of a holder that its controller knows to be dead.
     """
     with _opened(path) as stream:
         other = _read(stream)
         taken = other and other["token"] not in (holder["token"], dead) and _alive(other["anchor"])
         if taken:
             return other
-        _write(stream, {**holder, "anchor": anchor()})
+        renewed = other and other["token"] == holder["token"] and other["since"]
+        _write(stream, {**holder, "since": renewed or holder["since"], "anchor": anchor()})
     return None
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-ANN = {"token": "desk/1/2", "user": "ann", "controller": "desk", "playbook": "deploy.yml"}
-BOB = {"token": "lab/3/4", "user": "bob", "controller": "lab", "playbook": "rollback.yml"}
+ANN = {"token": "desk/1/2", "user": "ann", "controller": "desk", "playbook": "deploy.yml", "since": "9:30"}
+BOB = {"token": "lab/3/4", "user": "bob", "controller": "lab", "playbook": "rollback.yml", "since": "9:40"}
 
 
 @pytest.fixture
@@ -45,6 +45,15 @@ def test_one_at_a_time(path: str) -> None:
     assert not lock.release(path, BOB["token"])
     assert lock.release(path, ANN["token"])
     assert lock.take(path, BOB) is None
+
+
+@pytest.mark.usefixtures("served")
+def test_who_renews_it_has_held_it_all_the_time(path: str) -> None:
+    lock.take(path, {**ANN, "since": "10:00"})
+    lock.take(path, {**ANN, "since": "10:05"})
+    other = lock.take(path, {**BOB, "since": "10:06"})
+    assert other is not None
+    assert other["since"] == "10:00"
 
 
 def test_a_holder_without_its_connection_does_not_block(path: str, served: subprocess.Popen[bytes]) -> None:
