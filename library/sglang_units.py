@@ -77,9 +77,11 @@ options:
     type: path
     default: /usr/local/bin
   manifest:
-    description: Where the names of the installed files are kept.
+    description:
+      - Where the names of the installed files are kept. What it names and is not wanted any more is removed,
+        so nobody but root may write its directory.
     type: path
-    default: /var/lib/sglang/files.json
+    default: /etc/sglang/files.json
   states:
     description: Where the states of the instances are recorded.
     type: path
@@ -206,7 +208,7 @@ def main() -> None:
             "enabled": {"type": "list", "elements": "str", "default": []},
             "root": {"type": "path", "default": "/opt/sglang"},
             "commands": {"type": "path", "default": "/usr/local/bin"},
-            "manifest": {"type": "path", "default": "/var/lib/sglang/files.json"},
+            "manifest": {"type": "path", "default": "/etc/sglang/files.json"},
             "states": {"type": "path", "default": state.ROOT},
         },
         supports_check_mode=True,

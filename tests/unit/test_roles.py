@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from sglang_kit.instance import (
     Secrets,
     Strategy,
 )
+
+from tests import modules
 
 ROLES = Path(__file__).resolve().parent.parent.parent / "roles"
 NAMES = sorted(place.name for place in ROLES.iterdir())
@@ -61,6 +64,18 @@ def test_specified_defaults_are_the_real_ones(role: str, name: str) -> None:
     assert {key: option.get("default") for key, option in options.items()} == {
         key: defaults[key] for key in options
     }
+
+
+def test_the_list_of_what_may_be_removed_lies_where_no_engine_can_write() -> None:
+    """Whoever can write it has root remove any file."""
+    directories = load("sglang_host", "vars", "main.yml")["__sglang_host_directories"]
+    engines = tuple(one["path"] for one in directories if "owner" in one)
+    options = yaml.safe_load(modules.load("sglang_units").DOCUMENTATION)["options"]
+    playbooks = "".join(
+        place.read_text(encoding="utf-8") for place in ROLES.parent.glob("playbooks/**/*.yml")
+    )
+    places = [options["manifest"]["default"], *re.findall(r"manifest: (\S+)", playbooks)]
+    assert not [place for place in places if place.startswith(engines)]
 
 
 @pytest.mark.parametrize("role", NAMES)

@@ -53,7 +53,7 @@ def test_it_listens_on_loopback(host: Host, plan: dict[str, Any]) -> None:
         ("/etc/systemd/system/sglang.target", "root", 0o644),
         ("/etc/sglang/first.env", "sglang", 0o640),
         ("/etc/sglang/first.plan.json", "sglang", 0o640),
-        ("/var/lib/sglang/files.json", "root", 0o644),
+        ("/etc/sglang/files.json", "root", 0o644),
     ],
 )
 def test_files_have_their_owner_and_mode(host: Host, path: str, group: str, mode: int) -> None:
