@@ -145,6 +145,7 @@ def main() -> None:
     starting = [plan for plan in plans if actions[plan["name"]] in ("start", "restart")]
     ours = {*units.values(), *(plan["unit"] for plan in leaving)}
     found = adopt.holders(starting, ours)
+    foreign = {one.unit for one in found}
     module.exit_json(
         instances=instances,
         leaving=[
@@ -152,7 +153,10 @@ def main() -> None:
             for plan in leaving
         ],
         refused=[str(problem) for problem in adopt.refused(found, given)],
-        adopted={"units": adopt.units(given), "pids": [one.pid for one in found if str(one.pid) in given]},
+        adopted={
+            "units": adopt.units(given, ours - foreign),
+            "pids": [one.pid for one in found if str(one.pid) in given],
+        },
     )
 
 

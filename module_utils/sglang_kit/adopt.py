@@ -131,9 +131,10 @@ def refused(found: Iterable[Holder], adopted: Collection[str]) -> list[Problem]:
     ]
 
 
-def units(adopted: Iterable[str]) -> list[str]:
-    """Name the units that were given to us and still run or come up at boot."""
-    named = [one if "." in one else f"{one}.service" for one in adopted if not one.isdigit()]
+def units(adopted: Iterable[str], ours: Collection[str]) -> list[str]:
+    """Name the units that were given to us and still run or come up at boot; ``ours`` are no more others'."""
+    given = [one if "." in one else f"{one}.service" for one in adopted if not one.isdigit()]
+    named = [one for one in given if one not in ours]
     states = systemd.show(named, ("ActiveState", "UnitFileState"))
     return [
         unit

@@ -126,8 +126,9 @@ def test_units_are_stopped_once(tools: Tools) -> None:
         """printf '%s\\n' ActiveState=active UnitFileState=disabled '' \\
            ActiveState=inactive UnitFileState=enabled '' ActiveState=inactive UnitFileState=disabled""",
     )
-    assert units(["runs", "comes-back.service", "612", "gone"]) == ["runs.service", "comes-back.service"]
-    assert units([]) == []
+    given = ["runs", "comes-back.service", "612", "sglang-chat", "gone"]
+    assert units(given, {"sglang-chat.service"}) == ["runs.service", "comes-back.service"]
+    assert units([], set()) == []
 
 
 def test_processes_are_asked_to_end(monkeypatch: pytest.MonkeyPatch) -> None:

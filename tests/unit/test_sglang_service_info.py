@@ -174,6 +174,21 @@ def test_others_are_named_and_only_ended_where_that_is_allowed(
     assert allowed["adopted"] == {"units": [], "pids": [os.getpid()]}
 
 
+def test_a_unit_is_taken_over_once(
+    info: ModuleType, tools: Tools, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The variable stays in the inventory, and the unit of that name is an instance's from then on."""
+    tools.place("systemctl", "printf '%s\\n' ActiveState=active MainPID=0 UnitFileState=enabled")
+    asked = {**arguments(tmp_path, "chat"), "adopt": ["sglang-chat"]}
+    unit = tmp_path / "none"
+    unit.write_text("[Service]\nExecStart=/usr/bin/mine\n", encoding="utf-8")
+    foreign = modules.run(info, capsys, asked)
+    unit.write_text("[Service]\nExecStart=launch none\n", encoding="utf-8")
+    taken = modules.run(info, capsys, asked)
+    assert foreign["adopted"]["units"] == ["sglang-chat.service"]
+    assert taken["adopted"]["units"] == []
+
+
 def test_nobody_is_looked_for_where_all_run_as_wanted(
     info: ModuleType, tools: Tools, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
