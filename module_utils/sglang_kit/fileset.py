@@ -124,10 +124,18 @@ def _attributes_match(file: File) -> bool:
     return (status.st_uid, status.st_gid, status.st_mode & 0o7777) == (*ids, file.mode)
 
 
+def _make(directory: Path) -> None:
+    """Make a directory that all may enter, whatever the umask of a hardened host says."""
+    if not directory.is_dir():
+        _make(directory.parent)
+        directory.mkdir()
+        directory.chmod(0o755)
+
+
 def _stage(file: File, leftovers: ExitStack) -> Path:
     """Write the file beside its place; ``leftovers`` removes it unless it was renamed."""
     path = Path(file.path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make(path.parent)
     temporary = path.with_name(f".{path.name}.staged")
     temporary.unlink(missing_ok=True)
     leftovers.callback(temporary.unlink, missing_ok=True)

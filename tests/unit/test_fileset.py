@@ -224,6 +224,15 @@ def test_text_that_cannot_be_written_replaces_nothing(tmp_path: Path) -> None:
     assert everything_below(tmp_path) == {"a": "old\n"}
 
 
+def test_directories_can_be_entered_on_a_hardened_host(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        install(file(tmp_path / "kits" / "0123" / "launch.py"))
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("kits", "kits/0123")] == [0o755, 0o755]
+
+
 def test_a_file_in_the_way_of_a_directory_replaces_nothing(tmp_path: Path) -> None:
     install(file(tmp_path / "a", "old\n"))
     changes = [Change(str(tmp_path / "a"), "old\n", "new\n", file(tmp_path / "a", "new\n"))]
