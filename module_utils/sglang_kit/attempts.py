@@ -27,7 +27,7 @@ class Attempts:
         self._file = Path(directory, f"{name}.starts") if directory else None
 
     def begin(self) -> None:
-        """Count a start; a full disk must not prevent one."""
+        """Count a start; a disk that is full or read-only must not prevent one."""
         if self._file:
             with suppress(OSError), self._file.open("ab") as stream:
                 stream.write(b".")
@@ -35,7 +35,8 @@ class Attempts:
     def forget(self) -> None:
         """Begin to count anew: the instance is ready, or was asked to stop."""
         if self._file:
-            self._file.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._file.unlink()
 
     def exhausted(self) -> bool:
         """Whether this start was the last in a row; the next one is a first one then."""

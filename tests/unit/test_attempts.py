@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,6 +44,19 @@ def test_a_launcher_that_was_killed_counts_too(attempts: Attempts) -> None:
     for _ in range(LIMIT - 1):
         attempts.begin()
     assert fail(attempts)
+
+
+def test_a_disk_that_cannot_be_written_breaks_no_start(
+    attempts: Attempts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    attempts.begin()
+    monkeypatch.setattr(type(tmp_path), "unlink", refuse)
+    monkeypatch.setattr(type(tmp_path), "open", refuse)
+    attempts.begin()
+    attempts.forget()
 
 
 def test_instances_are_counted_apart(attempts: Attempts) -> None:
