@@ -90,9 +90,12 @@ def restart(units: Sequence[str]) -> None:
 
 
 def stop_and_disable(units: Sequence[str]) -> None:
-    """Stop units (waiting for their drain) and forget them at boot."""
+    """Stop units (waiting for their drain) and forget them at boot; one that has failed is listed no more."""
     if units:
         _systemctl("disable", "--now", "--quiet", *units)
+        failed = [unit for unit, seen in unit_states(units).items() if seen.active_state == "failed"]
+        if failed:
+            _systemctl("reset-failed", *failed)
 
 
 def not_enabled(units: Sequence[str]) -> list[str]:

@@ -84,11 +84,17 @@ def test_what_systemctl_is_told(tools: Tools) -> None:
     systemd.reload()
     systemd.enable([CHAT, CODER])
     systemd.stop_and_disable([CHAT])
-    assert tools.calls("systemctl") == [
+    assert [call for call in tools.calls("systemctl") if not call.startswith("show")] == [
         "daemon-reload",
         f"enable --quiet {CHAT} {CODER}",
         f"disable --now --quiet {CHAT}",
     ]
+
+
+def test_what_has_failed_and_goes_is_not_listed_as_failed_for_ever(tools: Tools) -> None:
+    tools.place("systemctl", "printf '%s\\n' ActiveState=inactive '' ActiveState=failed")
+    systemd.stop_and_disable([CHAT, CODER])
+    assert tools.calls("systemctl")[-1] == f"reset-failed {CODER}"
 
 
 def test_without_units_systemctl_is_told_nothing(tools: Tools) -> None:
