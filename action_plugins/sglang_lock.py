@@ -22,6 +22,10 @@ if _KIT not in sys.path:
 from sglang_kit.ancestry import stat  # noqa: E402 - after the path above
 from sglang_kit.lock import PATH  # noqa: E402 - likewise
 
+_MACHINE = Path("/etc/machine-id")
+_PROCESSES = Path("/proc/self/ns/pid")
+"""A namespace: of one machine, each container sees its own."""
+
 
 class ActionModule(ActionBase):  # type: ignore[misc] # ansible-core ships no types
     """Runs the module; where a dead run of this controller holds the lock, once more over its body."""
@@ -68,6 +72,7 @@ def holder() -> dict[str, Any]:
         "token": f"{controller}/{pid}/{begun}",
         "user": getpass.getuser(),
         "controller": controller,
+        "machine": machine(),
         "pid": pid,
         "started": begun,
         "playbook": ", ".join(Path(name).name for name in context.CLIARGS.get("args", ())),
@@ -77,8 +82,16 @@ def holder() -> dict[str, Any]:
 
 def dead(other: dict[str, Any], me: dict[str, Any]) -> bool:
     """Whether a holder was a process of this controller that does not run any more."""
-    same = bool(other["controller"] == me["controller"])
+    same = all(other.get(key) == me[key] for key in ("controller", "machine"))
     return same and stat(other["pid"]).started != other["started"]
+
+
+def machine() -> str:
+    """Tell this controller from others of its name, whose processes it does not see; "" if unknown."""
+    try:
+        return f"{_MACHINE.read_text(encoding='ascii').strip()} {_PROCESSES.readlink()}"
+    except OSError:
+        return ""
 
 
 def commit(directory: str) -> str:

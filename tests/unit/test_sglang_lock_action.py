@@ -89,6 +89,21 @@ def test_a_dead_run_of_this_controller_does_not_block(plugin: ModuleType, alive:
     assert [asked.get("dead") for asked in run.asked] == ([None] if alive else [None, "of the other"])
 
 
+def test_a_controller_of_the_same_name_knows_nothing_of_its_processes(plugin: ModuleType) -> None:
+    """As containers of a CI, or machines that were named by nobody."""
+    other = {**plugin.holder(), "token": "of the other", "pid": 0, "machine": "another"}
+    run = Run(plugin, [{"other": other}])
+    assert run.result()["failed"] is True
+    assert len(run.asked) == 1
+
+
+def test_a_controller_without_systemd_or_proc_has_its_name_alone(
+    plugin: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin, "_MACHINE", tmp_path / "none")
+    assert plugin.machine() == ""
+
+
 def test_the_commit_is_told_where_there_is_one(plugin: ModuleType, tmp_path: Path) -> None:
     assert plugin.commit(str(tmp_path)) == ""
     for words in (
