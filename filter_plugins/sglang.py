@@ -78,6 +78,7 @@ def sglang_ending(
         stays=switched["stays"],
         proof=proof,
         untouched=untouched,
+        unrecorded=switched["unrecorded"],
     )
 
 

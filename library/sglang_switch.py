@@ -81,6 +81,11 @@ stays:
   type: dict
   returned: always
   sample: {new: no state of it was ever ready}
+unrecorded:
+  description: Why the failures could not be recorded; empty where they were.
+  type: str
+  returned: always
+  sample: ""
 """
 
 from ansible.module_utils.basic import AnsibleModule

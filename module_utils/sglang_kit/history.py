@@ -19,8 +19,8 @@ _SUMMARY = ("id", "made", "by", "fingerprint", "engine_version", "release", "mod
 def of_instance(store: Store, name: str, running: str | None) -> dict[str, Any]:
     """Tell the history of one instance; ``running`` is the fingerprint of its process.
 
-    ``states`` are the newest first; ``target`` is where a rollback would go, ``running`` the state that the
-    process was started with, and ``runs`` what it holds.
+    ``states`` are the newest first, each with what keeps it from coming back; ``target`` is where a rollback
+    would go, ``running`` the state that the process was started with, and ``runs`` what it holds.
     """
     states = store.history(name)
     links = {"wanted": store.pointed(name, state.WANTED), "known_good": store.pointed(name, state.KNOWN_GOOD)}
@@ -30,7 +30,9 @@ def of_instance(store: Store, name: str, running: str | None) -> dict[str, Any]:
         "running": process["id"] if process else None,
         "runs": roll.place(process["plan"]) if process else {},
         "target": state.target(states, **links, running=running),
-        "states": [{key: one.get(key) for key in _SUMMARY} for one in states],
+        "states": [
+            {**{key: one.get(key) for key in _SUMMARY}, "obstacle": store.obstacle(one)} for one in states
+        ],
     }
 
 

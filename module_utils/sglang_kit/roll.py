@@ -113,12 +113,13 @@ def ending(
     stays: Mapping[str, str],
     proof: Mapping[str, Any],
     untouched: Sequence[str],
+    unrecorded: str = "",
 ) -> str:
     """Say how a roll-out ended: what failed and why, what runs now, what was not touched.
 
     ``failures`` are those of ``sglang_ready``; where the change failed before any start, ``message`` says
     why. ``back`` holds the state that each instance was set back to, ``stays`` why others were not, and
-    ``proof`` what ``sglang_ready`` returned of those that were.
+    ``proof`` what ``sglang_ready`` returned of those that were, ``unrecorded`` why no failure is recorded.
     """
     lines = ["The roll-out ends here."]
     for name, failure in failures.items():
@@ -142,4 +143,5 @@ def ending(
             )
     lines += [f"{name} was not set back: {reason}" for name, reason in stays.items()]
     lines += [f"not touched: {', '.join(untouched)}"] if untouched else []
+    lines += [f"the failure is not in the history: {unrecorded}"] if unrecorded else []
     return "\n".join(lines)

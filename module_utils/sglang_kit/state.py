@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import pwd
+import re
 import shutil
 import stat
 from contextlib import suppress
@@ -45,6 +46,7 @@ ROLLED_BACK = "rolled_back"
 
 _STATE = "state.json"
 _FILES = "files"
+_NAME = re.compile(r"[0-9]{8}T[0-9]{6}Z-[0-9a-f]{8}")
 _NEW, _OLD = ".new", ".old"
 """A state on its way in or out; an interrupted run may leave either."""
 
@@ -107,14 +109,15 @@ class Store:
         return sorted(place.name for place in self._listed(Path(self.root)))
 
     def ids(self, name: str) -> list[str]:
-        """List the states of an instance, the newest first."""
-        found = self._listed(self._states(name))
-        return sorted((place.name for place in found if place.name not in (_NEW, _OLD)), reverse=True)
+        """List the states of an instance, the newest first; whatever else lies beside them is none."""
+        found = [place for place in self._listed(self._states(name)) if _NAME.fullmatch(place.name)]
+        return sorted((place.name for place in found if (place / _STATE).is_file()), reverse=True)
 
     def read(self, name: str, state: str) -> dict[str, Any]:
         """Read one state.
 
-        Raises ``ProblemsError`` where there is none, or where a later version of this kit has written it.
+        Raises ``ProblemsError`` where there is none, where it is damaged, or where a later version of this
+        kit has written it.
         """
         place = self._states(name) / state / _STATE
         try:
@@ -123,6 +126,8 @@ class Store:
         except FileNotFoundError:
             known = ", ".join(self.ids(name)[:3]) or "none"
             raise _problem(name, f"has no state {state!r}", f"the newest are {known}") from None
+        except ValueError as wrong:
+            raise _problem(name, f"{place} is damaged: {wrong}", f"remove {place.parent}") from None
         if content["format"] > FORMAT:
             raise _problem(
                 name,
@@ -140,7 +145,8 @@ class Store:
         place = Path(self.root, name, link)
         with suppress(FileNotFoundError):
             self._trust(place.parent)
-            return place.readlink().name
+            state = place.readlink().name
+            return state if state in self.ids(name) else None
         return None
 
     def at(self, name: str, link: str) -> dict[str, Any] | None:
@@ -160,16 +166,37 @@ class Store:
 
         Raises ``ProblemsError`` where one is not what the state says.
         """
-        name, folder = state["instance"], self._states(state["instance"]) / state["id"] / _FILES
-        found = []
-        for one in state["files"]:
-            place = folder / one["path"].lstrip("/")
-            content = place.read_bytes() if place.is_file() else b""
-            if _digest(content) != one["sha256"]:
-                raise _problem(name, f"the copy of {one['path']} in state {state['id']} was changed")
-            text = content.decode("utf-8", "surrogateescape")
-            found.append(fileset.File(one["path"], text, int(one["mode"], 8), one["owner"], one["group"]))
-        return tuple(found)
+        changed = self.changed(state)
+        if changed:
+            raise _problem(state["instance"], f"the copy of {changed[0]} in state {state['id']} was changed")
+        return tuple(
+            fileset.File(
+                one["path"],
+                self._copy(state, one["path"]).decode("utf-8", "surrogateescape"),
+                int(one["mode"], 8),
+                one["owner"],
+                one["group"],
+            )
+            for one in state["files"]
+        )
+
+    def changed(self, state: Mapping[str, Any]) -> list[str]:
+        """Name the files of which the state's copy is not what it was."""
+        return [
+            one["path"] for one in state["files"] if _digest(self._copy(state, one["path"])) != one["sha256"]
+        ]
+
+    def obstacle(self, state: Mapping[str, Any]) -> str:
+        """Say why a state cannot come back; "" where it can."""
+        needed = {"release": state["release"], "model": state["plan"].get("model")}
+        gone = [
+            f"its {what} {path} is gone" for what, path in needed.items() if path and not Path(path).exists()
+        ]
+        return "; ".join([*gone, *(f"its copy of {path} was changed" for path in self.changed(state))])
+
+    def _copy(self, state: Mapping[str, Any], path: str) -> bytes:
+        place = self._states(state["instance"]) / state["id"] / _FILES / path.lstrip("/")
+        return place.read_bytes() if place.is_file() else b""
 
     def releases(self) -> set[str]:
         """Name the releases that a wanted or known-good state needs, whatever the inventory says."""
@@ -185,10 +212,9 @@ class Store:
 
         ``origin`` holds what the host adds: ``by``, ``model`` and ``host``.
         """
-        name, content = plan["name"], described(files)
-        current = self.at(name, WANTED)
-        if current and current["files"] == content:
-            return str(current["id"])
+        name = plan["name"]
+        if self.staged(plan, files):
+            return str(self.pointed(name, WANTED))
         made = max([now, *(_moment(state) + timedelta(seconds=1) for state in self.ids(name)[:1])])
         state = {
             "format": FORMAT,
@@ -200,7 +226,7 @@ class Store:
             "engine_version": plan["engine_version"],
             **origin,
             "plan": dict(plan),
-            "files": content,
+            "files": described(files),
             "results": [],
         }
         self._add(state, files)
@@ -208,9 +234,9 @@ class Store:
         return str(state["id"])
 
     def staged(self, plan: Mapping[str, Any], files: Sequence[fileset.File]) -> bool:
-        """Whether ``stage`` would make nothing new."""
+        """Whether ``stage`` would make nothing new; a state whose copies were changed is made anew."""
         current = self.at(plan["name"], WANTED)
-        return current is not None and current["files"] == described(files)
+        return current is not None and current["files"] == described(files) and not self.changed(current)
 
     def point(self, name: str, link: str, state: str) -> None:
         """Let ``wanted`` or ``known-good`` point to a state; states that are too old go."""
@@ -238,7 +264,7 @@ class Store:
         place = folder / f"{now.astimezone(timezone.utc):%Y%m%dT%H%M%SZ}"
         self._directory(place)
         self._put(*(self._file(place / Path(file).name, text) for file, text in texts.items()))
-        for old in sorted(folder.iterdir())[:-KEEP_FAILURES]:
+        for old in sorted(self._listed(folder))[:-KEEP_FAILURES]:
             shutil.rmtree(old)
 
     def _add(self, state: Mapping[str, Any], files: Sequence[fileset.File]) -> None:
@@ -270,7 +296,8 @@ class Store:
 
     def _directory(self, place: Path) -> None:
         try:
-            place.mkdir(mode=0o750)
+            place.mkdir(mode=0o700)
+            place.chmod(0o750)
         except FileExistsError:
             self._trust(place)
         shutil.chown(place, self.owner, self.group)

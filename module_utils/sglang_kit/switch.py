@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import evidence, fileset, state, systemd
@@ -34,6 +33,8 @@ class Switched:
     previous: dict[str, str] = field(default_factory=dict)
     stays: dict[str, str] = field(default_factory=dict)
     """Why an instance could not be set back."""
+    unrecorded: str = ""
+    """Why the failures could not be recorded."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -78,11 +79,7 @@ def back(
     """
     now = datetime.now(timezone.utc)
     going = go_back(steps, failures or [step["name"] for step in steps])
-    for name, failure in failures.items():
-        tried = attempted[name]
-        store.record(name, tried, outcome(state.FAILED, failure, now))
-        store.keep_failure(name, _evidence(store.read(name, tried)["plan"]), now)
-    record(store, attempted, {name: one for name, one in ready.items() if name not in going}, state.READY)
+    seen = {name: _evidence(store.read(name, attempted[name])["plan"]) for name in failures}
     targets, stays = {}, {}
     for name in going:
         good = store.at(name, state.KNOWN_GOOD)
@@ -90,13 +87,20 @@ def back(
             stays[name] = "no state of it was ever ready"
         elif good["id"] == attempted.get(name):
             stays[name] = f"what failed is its last good state, {good['id']}"
-        elif not Path(good["release"]).exists():
-            stays[name] = f"the release of its last good state {good['id']} is gone: {good['release']}"
+        elif store.obstacle(good):
+            stays[name] = f"its last good state {good['id']} cannot come back: {store.obstacle(good)}"
         else:
             targets[name] = good
     again = [{**step, "action": "restart"} for step in steps if step["name"] in targets]
     switched = _install(store, again, targets)
     switched.stays = stays
+    try:
+        for name, failure in failures.items():
+            store.record(name, attempted[name], outcome(state.FAILED, failure, now))
+            store.keep_failure(name, seen[name], now)
+        record(store, attempted, {name: one for name, one in ready.items() if name not in going}, state.READY)
+    except OSError as wrong:  # a full disk must not keep anything from serving again
+        switched.unrecorded = str(wrong)
     return switched
 
 
@@ -135,8 +139,9 @@ def _install(
     stopping = [step["name"] for step in steps if step["action"] == "stop"]
     before = systemd.unit_states(list(units.values()))
     circle = [step["name"] for step in steps if step["action"] in STARTS and len(step["group"]) > 1]
+    changes = _changes(store, targets.values())
     systemd.stop([units[name] for name in (*stopping, *circle)])
-    _write(store, targets.values(), [plan["environment_file"] for plan in plans.values()])
+    _write(changes, [plan["environment_file"] for plan in plans.values()])
     systemd.enable(systemd.not_enabled([units[name] for name in starting]))
     systemd.disable(systemd.enabled([units[name] for name in stopping]))
     systemd.restart([units[name] for name in starting])
@@ -147,12 +152,16 @@ def _install(
     )
 
 
-def _write(store: Store, targets: Iterable[Mapping[str, Any]], last: Sequence[str]) -> None:
-    """Change the files of these instances; those that only their other states have go."""
+def _changes(store: Store, targets: Iterable[Mapping[str, Any]]) -> tuple[fileset.Change, ...]:
+    """Find what changes of the files of these instances; those that only their other states have go."""
     chosen = list(targets)
     names = {one["instance"] for one in chosen}
     known = [path for path, name in owners(store).items() if name in names]
-    changes = fileset.compare([file for one in chosen for file in store.files(one)], known)
+    return fileset.compare([file for one in chosen for file in store.files(one)], known)
+
+
+def _write(changes: Sequence[fileset.Change], last: Sequence[str]) -> None:
+    """Change the files, ``last`` ones after all others."""
     fileset.apply([change for change in changes if change.path not in last])
     fileset.apply([change for change in changes if change.path in last])
     if systemd.unit_names(change.path for change in changes):

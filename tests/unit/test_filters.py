@@ -150,13 +150,17 @@ def test_what_is_done_follows_from_what_runs(evaluate: Evaluate) -> None:
 
 
 def test_the_end_of_a_roll_out_is_told(evaluate: Evaluate) -> None:
-    switched, proof = {"states": {"chat": "s1"}, "stays": {}}, {"instances": {"chat": {"state": "ready"}}}
+    switched, proof = (
+        {"states": {"chat": "s1"}, "stays": {}, "unrecorded": "disk full"},
+        {"instances": {"chat": {"state": "ready"}}},
+    )
     ends = f"{{'msg': 'disk full'}} | sglang_ending({switched}, {proof}, ['coder'])"
     assert evaluate(ends).splitlines() == [
         "The roll-out ends here.",
         "disk full",
         "chat is back on its last good state s1 and serves",
         "not touched: coder",
+        "the failure is not in the history: disk full",
     ]
 
 

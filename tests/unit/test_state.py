@@ -167,6 +167,62 @@ def test_files_that_were_changed_are_not_installed(store: Store, tmp_path: Path,
         store.files(store.read("chat", made))
 
 
+def test_a_state_whose_copies_were_changed_is_made_anew(store: Store, tmp_path: Path) -> None:
+    """Otherwise no deploy could put it in place again."""
+    first = store.stage(plan(), files(), ORIGIN, NOW)
+    (tmp_path / "instances/chat/states" / first / "files/etc/sglang/chat.env").write_text("A=9\n")
+    assert not store.staged(plan(), files())
+    second = store.stage(plan(), files(), ORIGIN, NOW)
+    assert second != first
+    assert store.files(store.read("chat", second)) == files()
+
+
+def test_a_damaged_state_is_named(store: Store, tmp_path: Path) -> None:
+    made = stage(store)
+    place = tmp_path / "instances/chat/states" / made / "state.json"
+    place.write_text('{"format": 1,', encoding="utf-8")
+    with pytest.raises(ProblemsError, match=rf"{made}/state\.json is damaged: .*; remove \S+/{made}$"):
+        store.read("chat", made)
+
+
+def test_what_else_lies_beside_the_states_is_none(store: Store, tmp_path: Path) -> None:
+    made = stage(store)
+    states = tmp_path / "instances/chat/states"
+    (states / "lost+found").mkdir()
+    (states / "20261129T190000Z-deadbeef").mkdir()
+    (states / f"{made}.bak").mkdir()
+    (states / "notes.txt").touch()
+    (tmp_path / "instances/README").touch()
+    assert store.ids("chat") == [made]
+    assert store.names() == ["chat"]
+    assert stage(store, 1) in store.ids("chat")
+
+
+def test_a_link_to_a_state_that_is_gone_points_nowhere(store: Store, tmp_path: Path) -> None:
+    made = stage(store)
+    store.record("chat", made, result())
+    (tmp_path / "instances/chat/states" / made).rename(tmp_path / "elsewhere")
+    assert store.pointed("chat", WANTED) is None
+    assert store.at("chat", KNOWN_GOOD) is None
+    assert stage(store, 1) == store.pointed("chat", WANTED)
+
+
+def test_what_keeps_a_state_from_coming_back(store: Store, tmp_path: Path) -> None:
+    release, model = tmp_path / "release", tmp_path / "model"
+    release.mkdir()
+    model.mkdir()
+    made = store.stage({**plan(), "release": str(release), "model": str(model)}, files(), ORIGIN, NOW)
+    assert store.obstacle(store.read("chat", made)) == ""
+    release.rmdir()
+    model.rmdir()
+    (tmp_path / "instances/chat/states" / made / "files/etc/sglang/chat.env").unlink()
+    assert store.obstacle(store.read("chat", made)).split("; ") == [
+        f"its release {release} is gone",
+        f"its model {model} is gone",
+        "its copy of /etc/sglang/chat.env was changed",
+    ]
+
+
 @pytest.mark.parametrize("folder", ["", "chat", "chat/states"])
 def test_what_another_account_can_write_is_refused(store: Store, tmp_path: Path, folder: str) -> None:
     made = stage(store)
@@ -206,8 +262,10 @@ def test_failures_are_kept_and_bounded(store: Store, tmp_path: Path) -> None:
     for number in range(8):
         moment = NOW + timedelta(minutes=number)
         store.keep_failure("chat", {"../journal.log": "Traceback\n"}, moment)
-    kept = sorted((tmp_path / "instances/chat/failures").iterdir())
-    assert [place.name for place in kept] == [f"20261129T180{number}00Z" for number in range(3, 8)]
+    (tmp_path / "instances/chat/failures/notes.txt").touch()
+    store.keep_failure("chat", {"journal.log": "Traceback\n"}, NOW + timedelta(minutes=8))
+    kept = sorted(place for place in (tmp_path / "instances/chat/failures").iterdir() if place.is_dir())
+    assert [place.name for place in kept] == [f"20261129T180{number}00Z" for number in range(4, 9)]
     assert (kept[0] / "journal.log").read_text(encoding="utf-8") == "Traceback\n"
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import grp
 import json
 import os
@@ -197,6 +198,31 @@ def test_what_failed_goes_back_and_what_is_ready_stays(host: Host) -> None:
     assert host.store.pointed("chat", WANTED) == attempted["chat"]
 
 
+def test_a_full_disk_does_not_keep_it_from_going_back(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempted = change(host, "chat")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Store, "record", refuse)
+    back = switch.back(host.store, [step("chat")], attempted, ready={}, failures={"chat": BAD})
+    assert back.unrecorded == "[Errno 28] No space left on device"
+    assert host.files()["chat.env"] == "chat 1\n"
+    assert host.told()[-1] == "restart --no-block sglang-chat.service"
+
+
+def test_nothing_stops_for_a_state_that_cannot_be_put_in_place(host: Host) -> None:
+    for name in ("a", "b"):
+        host.stage(1, name)
+    copy = next(host.directory.glob("instances/b/states/*/files")).joinpath(
+        str(host.etc / "b.env").lstrip("/")
+    )
+    copy.unlink()
+    with pytest.raises(ProblemsError, match="was changed"):
+        switch.forward(host.store, [step("a", "restart", "b"), step("b", "restart", "a")])
+    assert host.told() == []
+
+
 def test_its_evidence_is_kept(host: Host) -> None:
     attempted = change(host, "chat")
     switch.back(host.store, [step("chat")], attempted, ready={}, failures={"chat": BAD})
@@ -232,7 +258,7 @@ def test_where_there_is_no_way_back_the_reason_is_told(host: Host) -> None:
     assert back.stays == {
         "new": "no state of it was ever ready",
         "same": f"what failed is its last good state, {attempted['same']}",
-        "gone": f"the release of its last good state {good} is gone: {removed}",
+        "gone": f"its last good state {good} cannot come back: its release {removed} is gone",
     }
     assert not any(call.startswith("restart") for call in host.told())
 
