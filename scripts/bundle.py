@@ -20,9 +20,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 from packaging.markers import Marker
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "module_utils"))
@@ -41,8 +45,11 @@ PLATFORMS = (
 )
 
 
-def holding(text: str, python: str) -> list[str]:
-    """List the requirements of a lock that hold with this Python (as 3.11.2), without their markers."""
+def holding(text: str, python: str, own: Collection[str] = ()) -> list[str]:
+    """List the requirements of a lock that hold with this Python (as 3.11.2), without their markers.
+
+    ``own`` are the names of packages of which there are wheels already.
+    """
     host = {
         "python_version": python.rpartition(".")[0],
         "python_full_version": python,
@@ -56,7 +63,7 @@ def holding(text: str, python: str) -> list[str]:
     return [
         f"{pin.name}=={pin.version} " + " ".join(f"--hash=sha256:{value}" for value in pin.hashes)
         for pin in lockfile.pins(text)
-        if not pin.marker or Marker(pin.marker).evaluate(host)
+        if pin.name not in own and (not pin.marker or Marker(pin.marker).evaluate(host))
     ]
 
 
@@ -72,8 +79,8 @@ def environment() -> dict[str, str]:
     return {**kept, **os.environ, "PIP_CONFIG_FILE": os.devnull}
 
 
-def download(requirements: list[str], python: str, target: Path, own: Path) -> None:
-    """Let pip find the wheels for hosts with this Python, also in ``own``, and check their hashes."""
+def download(requirements: list[str], python: str, target: Path) -> None:
+    """Let pip find the wheels for hosts with this Python, and check their hashes."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(requirements))
         file.flush()
@@ -83,26 +90,22 @@ def download(requirements: list[str], python: str, target: Path, own: Path) -> N
                 *("--no-deps", "--require-hashes", "--only-binary=:all:", "--implementation=cp"),
                 *(f"--python-version={python}", f"--abi=cp{python.replace('.', '')}"),
                 *(f"--platform={platform}" for platform in PLATFORMS),
-                *("--find-links", str(own), "--dest", str(target), "--requirement", file.name),
+                *("--dest", str(target), "--requirement", file.name),
             ],
             check=True,
             env=environment(),
         )
 
 
-def fetch(text: str, pythons: list[str], own: list[Path], scratch: Path) -> list[Path]:
-    """Bring the wheels of a lock, and uv's; those that are there from the last time are not brought again."""
-    links = scratch / "own"
-    links.mkdir()
-    for path in own:
-        (links / path.name).symlink_to(path.resolve())
+def fetch(text: str, pythons: list[str], own: Collection[str]) -> list[Path]:
+    """Bring the other wheels of a lock, and uv's; those that are there from the last time stay."""
     place = ROOT / "dist/wheels" / f"{checksum(text)[:12]}-{'-'.join(pythons)}"
     place.mkdir(parents=True, exist_ok=True)
     uv = (ENGINE_FILES / "uv.txt").read_text(encoding="utf-8")
     for python in pythons:
         # Some packages are for the first patch releases alone.
-        for requirements in {tuple(holding(text, f"{python}.{patch}")) for patch in (0, 99)}:
-            download([*requirements, uv], python, place, links)
+        for requirements in {tuple(holding(text, f"{python}.{patch}", own)) for patch in (0, 99)}:
+            download([*requirements, uv], python, place)
     return list(place.iterdir())
 
 
@@ -135,7 +138,8 @@ def collect(arguments: argparse.Namespace) -> Path:
     target: Path = arguments.output or ROOT / "dist" / f"sglang-{version}-{checksum(text)[:12]}.tar"
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
-        wheels = fetch(text, pythons, arguments.wheel, scratch)
+        names = {lockfile.normal(file.partition("-")[0]) for file in own}
+        wheels = [*fetch(text, pythons, names), *arguments.wheel]
         sources = {f"{bundle.WHEELS}/{path.name}": path for path in wheels}
         for name, content in texts_of(text).items():
             sources[name] = scratch / "texts" / name

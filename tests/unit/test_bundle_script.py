@@ -30,6 +30,12 @@ def test_the_packages_of_a_python() -> None:
     ]
 
 
+def test_a_package_of_which_there_is_a_wheel_is_not_asked_for() -> None:
+    text = "".join(f"{pin} --hash=sha256:{'a' * 64}\n" for pin in ("sglang==0.5.23", "six==1.17.0"))
+    (other,) = bundle.holding(text, "3.11.2", {"sglang"})
+    assert other.startswith("six==1.17.0 ")
+
+
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
 def test_a_python_gets_each_package_once(lock: Path) -> None:
     names = [line.partition("==")[0] for line in bundle.holding(lock.read_text(encoding="utf-8"), "3.12.3")]
