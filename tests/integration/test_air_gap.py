@@ -1,6 +1,7 @@
-"""A host without a route gets an engine: a build of our own, in a bundle. A minute, root, both registries.
+"""A host without a route gets engines from bundles, and goes back. Two minutes, root, both registries.
 
-The engine is a package of a few lines with DDTree in it, with real packages of the shipped lock beside it.
+The first engine is a build of our own, a package of a few lines with DDTree in it; those that serve are
+replays. Real packages of the shipped lock are beside them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pytest
 from sglang_kit import lockfile
 
 from tests.proxy import proxy
+from tests.replay import build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,8 +29,7 @@ BIN = Path(sys.executable).parent
 SHIPPED = ROOT / "roles/sglang_engine/files/locks/0.5.23.txt"
 HOST = "air-gap"
 VERSION = "0.5.23+ours.1"
-WHEEL = f"sglang-{VERSION}-py3-none-any.whl"
-METADATA = f"sglang-{VERSION}.dist-info"
+OLD, NEW = "0.5.15.post1", "0.5.23"
 FLAGS = (
     *("model-path", "served-model-name", "host", "port", "nccl-port", "device", "speculative-tree-budget"),
     *("speculative-algorithm", "speculative-draft-model-path", "disable-radix-cache", "tp-size"),
@@ -41,6 +42,15 @@ class ServerArgs:
             parser.add_argument("--" + name, choices=["DDTREE"] if name.endswith("algorithm") else None)
 """
 MODULES = ("launch_server", "srt/entrypoints/http_server", "srt/managers/scheduler")
+EMPTY = {f"sglang/{name}.py": "" for name in MODULES} | {
+    f"{place}/__init__.py": ""
+    for place in ("sglang", "sglang/srt", "sglang/srt/entrypoints", "sglang/srt/managers")
+}
+# Where a build is asked for its speculative algorithms, unless its parser tells.
+ALGORITHMS = {
+    "sglang/srt/speculative/spec_info.py": "import enum\nclass SpeculativeAlgorithm(enum.Enum): NONE = 0\n",
+    "sglang/srt/speculative/spec_registry.py": "_REGISTRY = {}\n",
+}
 INSTANCE = {
     "name": "tree",
     "model": "/srv/models/x",
@@ -48,6 +58,13 @@ INSTANCE = {
     "port": 31100,
     "strategy": {"method": "ddtree", "draft_model": "/srv/models/d"},
     "args": {"speculative-tree-budget": 64},
+}
+SERVING = {
+    "name": "tiny",
+    "model": "/srv/models/tiny-gpt2",
+    "port": 31110,
+    "args": {"max-total-tokens": 8192},
+    "env": {"SGLANG_REPLAY_SPEED": "100"},
 }
 
 
@@ -75,42 +92,71 @@ class Site:
     def __call__(self, command: str) -> str:
         return run(sys.executable, "-m", "sandbox", "exec", HOST, "--", "sh", "-c", command).stdout
 
-    def play(self, *options: str, check: bool = True, **changes: Any) -> subprocess.CompletedProcess[str]:  # noqa: ANN401 - any value
+    def wheel(self, version: str) -> Path:
+        """Return the place of the engine's wheel."""
+        return self.folder / f"sglang-{version}-py3-none-any.whl"
+
+    def play(
+        self,
+        *options: str,
+        book: str = "tests/integration/air_gap.yml",
+        version: str = VERSION,
+        check: bool = True,
+        **changes: Any,  # noqa: ANN401 - any value
+    ) -> subprocess.CompletedProcess[str]:
         variables = {
             "ansible_user": "root",
             "ansible_host": self.address,
             "ansible_ssh_common_args": f"-F {ROOT}/.sandbox/ssh/config",
             "sglang_host_accelerator": "none",
             "sglang_host_packages": ["python3-venv"],
-            "sglang_engine_version": VERSION,
+            "sglang_engine_version": version,
             "sglang_engine_source": "bundle",
-            "sglang_engine_bundle": str(self.folder / "one.tar"),
+            "sglang_engine_bundle": str(self.folder / f"{version}.tar"),
             "sglang_engine_lock": str(self.folder / "lock.txt"),
-            "sglang_engine_wheels": [str(self.folder / WHEEL)],
+            "sglang_engine_wheels": [str(self.wheel(version))],
             "sglang_engine_allow_untested": True,
-            "sglang_service_instances": [INSTANCE],
+            "sglang_service_instances": [INSTANCE if version == VERSION else SERVING],
+            "sglang_artifacts_dir": str(self.folder / "artifacts"),
             **changes,
         }
         inventory = self.folder / "hosts.json"
         inventory.write_text(json.dumps({"gpu_hosts": {"hosts": {HOST: variables}}}), encoding="utf-8")
-        book = str(ROOT / "tests/integration/air_gap.yml")
         return run("ansible-playbook", f"--inventory={inventory}", book, *options, check=check)
+
+
+def write_wheel(place: Path, files: dict[str, str]) -> None:
+    """Write a wheel of these files; its name says the rest."""
+    version = place.name.split("-")[1]
+    metadata = f"sglang-{version}.dist-info"
+    whole = {
+        **files,
+        f"{metadata}/METADATA": f"Metadata-Version: 2.1\nName: sglang\nVersion: {version}\n",
+        f"{metadata}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = f"{metadata}/RECORD"
+    with zipfile.ZipFile(place, "w") as wheel:
+        for name, text in whole.items():
+            wheel.writestr(name, text)
+        wheel.writestr(record, "".join(f"{name},,\n" for name in [*whole, record]))
+
+
+def replayed(folder: Path, version: str) -> dict[str, str]:
+    """Take the replayed engine's packages from where it would be installed."""
+    build.build(folder / version, version)
+    packages = folder / version / "lib/packages"
+    files = {
+        str(path.relative_to(packages)): path.read_text(encoding="utf-8")
+        for name in ("sglang", "replay")
+        for path in (packages / name).rglob("*")
+        if path.is_file()
+    }
+    return {**EMPTY, **ALGORITHMS, **files}
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("controller")
-    with zipfile.ZipFile(folder / WHEEL, "w") as wheel:
-        packages = {"sglang", "sglang/srt", "sglang/srt/entrypoints", "sglang/srt/managers"}
-        files = {f"{place}/__init__.py": "" for place in packages} | {
-            f"sglang/{name}.py": "" for name in MODULES
-        }
-        files["sglang/srt/server_args.py"] = SERVER_ARGS
-        files[f"{METADATA}/METADATA"] = f"Metadata-Version: 2.1\nName: sglang\nVersion: {VERSION}\n"
-        files[f"{METADATA}/WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        record = "".join(f"{name},,\n" for name in [*files, f"{METADATA}/RECORD"])
-        for name, text in {**files, f"{METADATA}/RECORD": record}.items():
-            wheel.writestr(name, text)
     few = [
         pin for pin in lockfile.pins(SHIPPED.read_text(encoding="utf-8")) if pin.name in ("idna", "msgspec")
     ]
@@ -123,27 +169,38 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     for name in ("module_utils", "roles", "scripts"):
         shutil.copytree(ROOT / name, folder / "checkout" / name)
     run(sys.executable, "-m", "sandbox", "up", HOST, "--netns")
-    yield Site(folder)
+    site = Site(folder)
+    write_wheel(site.wheel(VERSION), {**EMPTY, "sglang/srt/server_args.py": SERVER_ARGS})
+    yield site
     run(sys.executable, "-m", "sandbox", "remove", HOST)
 
 
-def bundle(site: Site, name: str) -> str:
-    lock, wheel, target = site.folder / "lock.txt", site.folder / WHEEL, site.folder / name
+def bundle(site: Site, target: str, version: str = VERSION) -> str:
     outcome = run(
-        *(
-            sys.executable,
-            str(site.folder / "checkout/scripts/bundle.py"),
-            VERSION,
-            f"--lock={lock}",
-            f"--wheel={wheel}",
-        ),
-        *("--python=3.11", f"--output={target}"),
+        *(sys.executable, str(site.folder / "checkout/scripts/bundle.py"), version, "--python=3.11"),
+        *(f"--lock={site.folder}/lock.txt", f"--wheel={site.wheel(version)}"),
+        f"--output={site.folder / target}",
     )
     return outcome.stdout.split()[0]
 
 
 def test_the_same_bundle_has_the_same_hash(site: Site) -> None:
-    assert bundle(site, "one.tar") == bundle(site, "two.tar")
+    assert bundle(site, f"{VERSION}.tar") == bundle(site, "again.tar")
+
+
+def test_no_room_is_said_before_anything_is_copied(site: Site) -> None:
+    """A bundle needs its own size, and that of the wheels in it."""
+    with (site.folder / "large.tar").open("wb") as file:
+        file.truncate(5 << 30)
+    site("mkdir -p /srv/small && mount -t tmpfs -o size=64m small /srv/small")
+    root, large = "/srv/small/sglang", str(site.folder / "large.tar")
+    outcome = site.play(check=False, sglang_host_root=root, sglang_engine_bundle=large)
+    assert outcome.returncode != 0
+    assert (
+        f"64 MiB are free on /srv/small, and the deploy needs 22.00 GiB: 17.00 GiB in {root}/releases,"
+        f" 5.00 GiB in {root}/packages"
+    ) in " ".join(outcome.stdout.split())
+    assert site("ls -A /srv/small") == ""
 
 
 def test_missing_os_packages_are_named_where_there_is_no_way_to_get_them(site: Site) -> None:
@@ -195,10 +252,47 @@ def test_a_flag_that_this_build_lacks_is_refused_once_it_is_installed(site: Site
 def test_a_directory_of_wheels_makes_the_same_release(site: Site) -> None:
     release = site("readlink /opt/sglang/current").strip()
     run(
-        "scp", "-qF", ".sandbox/ssh/config", str(site.folder / "one.tar"), f"root@{site.address}:/srv/one.tar"
+        "scp",
+        "-qF",
+        ".sandbox/ssh/config",
+        str(site.folder / f"{VERSION}.tar"),
+        f"root@{site.address}:/srv/one.tar",
     )
     site(
         f"rm -rf /opt/sglang/{release} /opt/sglang/uv/* /opt/sglang/uv-cache/*; tar -xf /srv/one.tar -C /srv"
     )
     site.play(sglang_engine_source="directory", sglang_engine_directory="/srv/wheels")
     assert site("readlink -e /opt/sglang/current").strip().endswith(release)
+
+
+def releases(site: Site) -> list[str]:
+    return site("stat --format '%n %y' /opt/sglang/releases/*/sglang-release.json").splitlines()
+
+
+def served(site: Site) -> str:
+    url = f"http://127.0.0.1:{SERVING['port']}/server_info"
+    return site(
+        f"python3 -c \"import json, urllib.request as r; print(json.load(r.urlopen({url!r}))['version'])\""
+    ).strip()
+
+
+def starts(site: Site) -> int:
+    return int(site("journalctl --unit sglang-tiny --output cat | grep --count 'Started sglang-tiny'"))
+
+
+def test_a_rollback_needs_no_route_and_no_install(site: Site) -> None:
+    for version in (OLD, NEW):
+        write_wheel(site.wheel(version), replayed(site.folder, version))
+        bundle(site, f"{version}.tar", version)
+        site.play("--limit=gpu_hosts", book="deploy.yml", version=version)
+        assert served(site) == version
+    before, there = starts(site), releases(site)
+    mark = site("mktemp").strip()
+    assert site("ip route show default") == ""
+    for bundled in site.folder.glob("*.tar"):
+        bundled.unlink()  # nothing is at hand that could be installed
+    site.play("--limit=gpu_hosts", "--extra-vars=instance=tiny", book="playbooks/rollback.yml", version=NEW)
+    assert served(site) == OLD
+    assert starts(site) == before + 1
+    assert releases(site) == there
+    assert site(f"find /opt/sglang/ -cnewer {mark} -type f -not -name '*.pyc'") == ""
