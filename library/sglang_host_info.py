@@ -153,10 +153,16 @@ host:
           memory_total_bytes: 150754820096
           memory_free_bytes: 150109945856
     processes:
-      description: Processes that hold GPU memory; unit and command are empty where they cannot be seen.
+      description: Processes that hold GPU memory; what is empty cannot be seen.
       type: list
       elements: dict
-      sample: [{gpu: 0, pid: 559, memory_bytes: 4934598656, unit: other.service, command: python3 serve.py}]
+      sample:
+        - gpu: 0
+          pid: 559
+          memory_bytes: 4934598656
+          unit: other.service
+          command: python3 serve.py
+          ancestors: [551, 1]
     memory_total_bytes:
       description: Main memory.
       type: int

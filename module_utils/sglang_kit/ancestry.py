@@ -20,6 +20,15 @@ NOBODY = Stat("", 0, "")
 """A process that does not run."""
 
 
+def ancestors(pid: int) -> tuple[int, ...]:
+    """List who a process descends from, its parent first; nobody where it does not run."""
+    found = []
+    while parent := stat(pid).parent:
+        found.append(parent)
+        pid = parent
+    return tuple(found)
+
+
 def stat(pid: int) -> Stat:
     """Look at a process; its name may hold blanks and brackets."""
     try:

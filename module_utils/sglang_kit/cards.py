@@ -14,7 +14,7 @@ from .quantity import GIB, from_gib, from_mib, human
 from .resolution import Card
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from .instance import Instance
     from .problem import Collector
@@ -129,32 +129,40 @@ def surprises(
     *,
     gpus: Sequence[Mapping[str, Any]],
     processes: Sequence[Mapping[str, Any]],
+    adopted: Collection[str],
     found: Collector,
 ) -> None:
     """Note every GPU that has less free memory than the plan counts on, and who holds it.
 
     ``gpus`` and ``processes`` are what ``sglang_host_info`` saw. What instances of this plan hold
-    counts as free: they stop before they start again.
+    counts as free, since they stop before they start again, and so does what is taken over
+    (``adopted``: units and pids).
     """
-    ours = {instance.unit for instance in instances}
+    ours = {*(instance.unit for instance in instances), *adopted, *(f"{one}.service" for one in adopted)}
     for instance in instances:
         for gpu in gpus:
             name = next((name for name in (str(gpu["index"]), gpu["uuid"]) if name in instance.gpus), None)
             if name is None or name not in cards:
                 continue
             here = [process for process in processes if process["gpu"] == gpu["index"]]
-            own = sum(process["memory_bytes"] for process in here if process["unit"] in ours)
+            own = sum(process["memory_bytes"] for process in here if _names(process) & ours)
             free = gpu["memory_free_bytes"] + own
             planned = cards[name].free or 0
             if free < planned - TOLERANCE_BYTES:
-                holders = [process for process in here if process["unit"] not in ours]
+                holders = [process for process in here if not _names(process) & ours]
                 found.add(
                     instance.name,
                     "gpus",
                     f"GPU {name} has {human(free)} free, the plan counts on {human(planned)}"
                     f" ({'; '.join(map(_holder, holders)) or 'no process that can be seen holds the rest'})",
-                    "end the process, or declare what is free in `sglang_host_gpus` (free_gib)",
+                    "end the process, let a deploy take it over (sglang_service_adopt), or declare what is"
+                    " free in `sglang_host_gpus` (free_gib)",
                 )
+
+
+def _names(process: Mapping[str, Any]) -> set[str]:
+    """List how a process may be named: its unit, its pid, and those of the processes that it belongs to."""
+    return {process["unit"], str(process["pid"]), *map(str, process["ancestors"])}
 
 
 def _holder(process: Mapping[str, Any]) -> str:

@@ -61,6 +61,8 @@ class HostSettings:
     memory_gib: float = 0
     """Main memory as the inventory declares it, in GiB; 0 where it does not."""
     seen_memory_bytes: int = 0
+    adopted: tuple[str, ...] = ()
+    """Units and pids of others that a deploy takes over."""
     reserved_gpus: tuple[str, ...] = ()
     reserved_ports: tuple[int, ...] = ()
     user: str = "sglang"
@@ -97,7 +99,7 @@ def read_host(raw: Mapping[str, Any]) -> HostSettings:
     values["gpus"] = cards.read(values.get("gpus", ()), found)
     found.check()
     values["reserved_ports"] = tuple(int(port) for port in ports)
-    for key in ("seen_gpus", "seen_processes"):
+    for key in ("seen_gpus", "seen_processes", "adopted"):
         values[key] = tuple(values.get(key, ()))
     return HostSettings(**values)
 
@@ -198,8 +200,14 @@ def _plan_memory(
     found: Collector,
 ) -> dict[str, Plan]:
     """Plan the memory of every instance whose model and GPUs are known; note each fault."""
-    seen = {"gpus": settings.seen_gpus, "processes": settings.seen_processes}
-    cards.surprises(instances, host_cards, **seen, found=found)
+    cards.surprises(
+        instances,
+        host_cards,
+        gpus=settings.seen_gpus,
+        processes=settings.seen_processes,
+        adopted=settings.adopted,
+        found=found,
+    )
     faulty = {problem.where for problem in found.problems}
     requests = []
     for instance in (one for one in instances if one.name not in faulty):

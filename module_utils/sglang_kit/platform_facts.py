@@ -40,8 +40,8 @@ class Gpu:
 class GpuProcess:
     """A process that holds GPU memory.
 
-    ``unit`` and ``command`` are empty where the process cannot be seen, as in a container:
-    ``nvidia-smi`` names the pids of the machine.
+    ``unit``, ``command`` and ``ancestors`` (pids, its parent first) are empty where the process cannot be
+    seen, as in a container: ``nvidia-smi`` names the pids of the machine.
     """
 
     gpu: int
@@ -49,6 +49,7 @@ class GpuProcess:
     memory_bytes: int
     unit: str
     command: str
+    ancestors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -159,12 +160,14 @@ def gpus(text: str) -> tuple[tuple[Gpu, ...], str]:
 
 
 def gpu_processes(
-    text: str, gpus: Sequence[Gpu], seen: Mapping[int, tuple[str, str]]
+    text: str, gpus: Sequence[Gpu], seen: Mapping[int, tuple[str, str, tuple[int, ...]]]
 ) -> tuple[GpuProcess, ...]:
     """Read ``nvidia-smi --query-compute-apps=PROCESS_QUERY``.
 
-    ``seen`` maps a pid to its cgroup text and its command line, for those that this host shows.
+    ``seen`` maps a pid to its cgroup text, its command line and its ancestors, for those that this host
+    shows.
     """
+    unseen: tuple[str, str, tuple[int, ...]] = ("", "", ())
     index_of = {gpu.uuid: gpu.index for gpu in gpus}
     rows = _rows(text, len(PROCESS_QUERY.split(",")))
     return tuple(
@@ -172,8 +175,9 @@ def gpu_processes(
             gpu=index_of[uuid],
             pid=int(pid),
             memory_bytes=_memory(memory),
-            unit=unit_of(seen.get(int(pid), ("", ""))[0]),
-            command=seen.get(int(pid), ("", ""))[1],
+            unit=unit_of(seen.get(int(pid), unseen)[0]),
+            command=seen.get(int(pid), unseen)[1],
+            ancestors=seen.get(int(pid), unseen)[2],
         )
         for uuid, pid, memory, _ in rows
         if uuid in index_of and pid.isdigit()

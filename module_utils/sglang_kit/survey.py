@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import platform_facts as read
+from .ancestry import ancestors
 from .platform_facts import CSV, GPU_QUERY, PROCESS_QUERY, Directory, Facts
 
 if TYPE_CHECKING:
@@ -124,7 +125,9 @@ def _driver(libraries: Sequence[str]) -> tuple[str, Version | None]:
 
 def _processes(nvidia_smi: str, gpus: Sequence[read.Gpu]) -> tuple[GpuProcess, ...]:
     text = _output(nvidia_smi, f"--query-compute-apps={PROCESS_QUERY}", CSV)
-    seen = {pid: (_text(f"/proc/{pid}/cgroup"), _command(pid)) for pid in read.process_ids(text)}
+    seen = {
+        pid: (_text(f"/proc/{pid}/cgroup"), _command(pid), ancestors(pid)) for pid in read.process_ids(text)
+    }
     return read.gpu_processes(text, gpus, seen)
 
 

@@ -23,17 +23,23 @@ def instance(name: str = "chat", *gpus: str) -> Instance:
     return Instance(name=name, model="/srv/models/m", served_model_name="m", port=30000, gpus=gpus or ("1",))
 
 
-def process(pid: int, size: int, *, unit: str = "", command: str = "", gpu: int = 1) -> dict[str, Any]:
-    return {"gpu": gpu, "pid": pid, "memory_bytes": size, "unit": unit, "command": command}
+def process(
+    pid: int, size: int, *, unit: str = "", command: str = "", gpu: int = 1, ancestors: tuple[int, ...] = ()
+) -> dict[str, Any]:
+    known = {"unit": unit, "command": command, "ancestors": ancestors}
+    return {"gpu": gpu, "pid": pid, "memory_bytes": size, **known}
 
 
-def surprises(free: int, *processes: dict[str, Any], wanted: Instance | None = None) -> list[str]:
+def surprises(
+    free: int, *processes: dict[str, Any], wanted: Instance | None = None, adopted: tuple[str, ...] = ()
+) -> list[str]:
     found = Collector()
     cards.surprises(
         [wanted or instance()],
         {"0": Card(None, 94 * GIB), "1": Card(None, 94 * GIB), "GPU-aaaa": Card(None, 94 * GIB)},
         gpus=[{**SEEN, "index": 0, "uuid": "GPU-bbbb"}, {**SEEN, "memory_free_bytes": free}],
         processes=processes,
+        adopted=adopted,
         found=found,
     )
     return [str(problem) for problem in found.problems]
@@ -79,6 +85,13 @@ def test_what_our_own_instances_hold_counts_as_free() -> None:
     assert surprises(4 * GIB, process(7, 90 * GIB, unit="sglang-chat.service")) == []
 
 
+@pytest.mark.parametrize("adopted", ["mine", "mine.service", "7", "6"])
+def test_what_is_taken_over_counts_as_free(adopted: str) -> None:
+    mine = process(7, 90 * GIB, unit="mine.service", ancestors=(6, 1))
+    assert surprises(4 * GIB, mine, adopted=(adopted,)) == []
+    assert len(surprises(4 * GIB, mine, adopted=("8", "yours"))) == 1
+
+
 def test_holders_are_named() -> None:
     (surprise,) = surprises(
         50 * GIB,
@@ -89,8 +102,8 @@ def test_holders_are_named() -> None:
     )
     assert surprise == (
         "chat: gpus: GPU 1 has 70.00 GiB free, the plan counts on 94.00 GiB (pid 8 (python train.py) holds"
-        " 20.00 GiB; pid 9 (outside this container) holds 4.00 GiB); end the process, or declare what is free"
-        " in `sglang_host_gpus` (free_gib)"
+        " 20.00 GiB; pid 9 (outside this container) holds 4.00 GiB); end the process, let a deploy take it"
+        " over (sglang_service_adopt), or declare what is free in `sglang_host_gpus` (free_gib)"
     )
 
 

@@ -117,6 +117,8 @@ def test_the_anchor_is_the_nearest_sshd(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "getpid", lambda: 30)
     assert lock.anchor() == {"pid": 20, "started": "2000"}
     assert ancestry.stat(99) == ancestry.NOBODY
+    assert ancestry.ancestors(40) == (30, 20, 10, 1)
+    assert ancestry.ancestors(99) == ()
 
 
 # --- the module and its action plugin ------------------------------------------------------------

@@ -102,10 +102,15 @@ def test_memory_that_the_driver_does_not_tell() -> None:
 def test_processes_with_their_units() -> None:
     gpus, _ = read.gpus(H200)
     assert read.process_ids(H200_PROCESSES) == (415,)
-    seen = {415: ("0::/system.slice/other.service\n", "python3 serve.py")}
+    seen = {415: ("0::/system.slice/other.service\n", "python3 serve.py", (410, 1))}
     assert read.gpu_processes(H200_PROCESSES, gpus, seen) == (
         read.GpuProcess(
-            gpu=0, pid=415, memory_bytes=4706 * MIB, unit="other.service", command="python3 serve.py"
+            gpu=0,
+            pid=415,
+            memory_bytes=4706 * MIB,
+            unit="other.service",
+            command="python3 serve.py",
+            ancestors=(410, 1),
         ),
     )
 

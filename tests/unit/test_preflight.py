@@ -81,7 +81,8 @@ def test_memory_without_a_process_is_said_to_be_so() -> None:
 def test_what_a_real_driver_printed() -> None:
     gpus, _ = platform_facts.gpus((CLI / "nvidia-smi-580.159.04-1-h200-gpus.csv").read_text())
     text = (CLI / "nvidia-smi-580.159.04-1-h200-processes.csv").read_text()
-    users = platform_facts.gpu_processes(text, gpus, {415: ("0::/system.slice/train.service\n", "train")})
+    seen = {415: ("0::/system.slice/train.service\n", "train", ())}
+    users = platform_facts.gpu_processes(text, gpus, seen)
     assert preflight.held_memory(plan(gpus=["0"]), gpus, users) == [
         "GPU 0: 4706 MiB are held by pid 415 (train) of train.service"
     ]
