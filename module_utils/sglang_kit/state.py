@@ -81,7 +81,7 @@ def target(
     """Choose what a rollback without a named state goes back to; ``states`` are the newest first.
 
     That is known-good where something else is wanted or runs (``running`` is a fingerprint), and otherwise
-    the last state before it that was ready. None where there is neither.
+    the last state before it that was ready with another process. None where there is neither.
     """
     prints = {state["id"]: state["fingerprint"] for state in states}
     if known_good is not None and (wanted != known_good or running != prints[known_good]):
@@ -89,7 +89,10 @@ def target(
     older = [
         state["id"]
         for state in states
-        if known_good is not None and state["id"] < known_good and succeeded(state)
+        if known_good is not None
+        and state["id"] < known_good
+        and state["fingerprint"] != prints[known_good]
+        and succeeded(state)
     ]
     return older[0] if older else None
 
@@ -106,7 +109,7 @@ class Store:
 
     def names(self) -> list[str]:
         """List the instances that have or had a state here."""
-        return sorted(place.name for place in self._listed(Path(self.root)))
+        return sorted(one.name for one in self._listed(Path(self.root)) if (one / "states").is_dir())
 
     def ids(self, name: str) -> list[str]:
         """List the states of an instance, the newest first; whatever else lies beside them is none."""
@@ -155,10 +158,12 @@ class Store:
         return None if state is None else self.read(name, state)
 
     def running(self, name: str, fingerprint: str | None) -> dict[str, Any] | None:
-        """Find the newest state with the fingerprint of the process that runs."""
+        """Find the state of the process that runs: the wanted one, or the newest, with its fingerprint."""
         if fingerprint is None:
             return None
-        likely = (self.read(name, state) for state in self.ids(name) if state.endswith(f"-{fingerprint[:8]}"))
+        wanted = self.pointed(name, WANTED)
+        known = [*([wanted] if wanted else []), *self.ids(name)]
+        likely = (self.read(name, state) for state in known if state.endswith(f"-{fingerprint[:8]}"))
         return next((state for state in likely if state["fingerprint"] == fingerprint), None)
 
     def files(self, state: Mapping[str, Any]) -> tuple[fileset.File, ...]:

@@ -193,6 +193,7 @@ def test_what_else_lies_beside_the_states_is_none(store: Store, tmp_path: Path) 
     (states / f"{made}.bak").mkdir()
     (states / "notes.txt").touch()
     (tmp_path / "instances/README").touch()
+    (tmp_path / "instances/backup").mkdir()
     assert store.ids("chat") == [made]
     assert store.names() == ["chat"]
     assert stage(store, 1) in store.ids("chat")
@@ -257,6 +258,17 @@ def test_the_state_of_a_process_is_found_by_its_fingerprint(store: Store) -> Non
     assert store.running("chat", None) is None
 
 
+def test_of_equal_processes_the_wanted_state_runs(store: Store) -> None:
+    """A change that needs no restart makes a new state of the same process."""
+    first = store.stage(plan(), files("A=1\n"), ORIGIN, NOW)
+    second = store.stage(plan(), files("A=2\n"), ORIGIN, NOW)
+    for wanted in (first, second):
+        store.point("chat", WANTED, wanted)
+        found = store.running("chat", plan()["fingerprint"])
+        assert found is not None
+        assert found["id"] == wanted
+
+
 def test_failures_are_kept_and_bounded(store: Store, tmp_path: Path) -> None:
     stage(store)
     for number in range(8):
@@ -292,3 +304,9 @@ def test_where_a_rollback_goes(
     wanted: str, known_good: str | None, running: str | None, chosen: str | None
 ) -> None:
     assert target(HISTORY, wanted=wanted, known_good=known_good, running=running) == chosen
+
+
+def test_a_rollback_does_not_go_to_the_same_process_again() -> None:
+    same = {**described(2, READY), "fingerprint": "f3"}
+    states = [described(3, READY), same, described(1, READY)]
+    assert target(states, wanted="3", known_good="3", running="f3") == "1"
