@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -184,38 +184,73 @@ def test_a_circle_goes_back_as_a_whole(host: Host) -> None:
 # --- two at once ---------------------------------------------------------------------------------
 
 
+# Names and processes of its own, as another machine has; all of it ends with its first process, also ssh.
+CONTROLLER = ("unshare", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
 @pytest.fixture
-def running(host: Host) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a deploy that waits for an engine which takes its time."""
+def running(host: Host, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Let bob deploy from a controller called lab; the engine takes its time."""
     slow = {"sglang_service_instances": ["{{ one }}", "{{ two }}"], "extra": {"SGLANG_REPLAY_SPEED": "0.5"}}
     command = ["ansible-playbook", f"--inventory={INVENTORY}", "deploy.yml", "--limit=molecule-rolling1"]
     with subprocess.Popen(
-        [*command, f"--extra-vars={json.dumps(slow)}"],
+        [
+            *CONTROLLER,
+            *("sh", "-c", 'hostname lab && exec "$@"', "-"),
+            *command,
+            f"--extra-vars={json.dumps(slow)}",
+        ],
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
-        start_new_session=True,
+        env={**os.environ, "LOGNAME": "bob", "ANSIBLE_SSH_CONTROL_PATH_DIR": str(tmp_path)},
     ) as process:
         wait_until(lambda: show(host, UNITS[1], "ActiveState") == "activating")
         yield process
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
 
 
-def test_a_second_deploy_is_told_who_is_at_work_and_a_dead_one_does_not_block(
+def test_a_second_controller_is_told_who_is_at_work_and_a_dead_one_does_not_block(
     host: Host, running: subprocess.Popen[bytes]
 ) -> None:
+    before, old, now = main_pids(host, UNITS), files(host), datetime.now(timezone.utc)
     second = deploy()
     assert second.returncode != 0
-    assert re.search(
-        rf"Another run changes this host: deploy.yml, started by \w+ on \S+ \(pid {running.pid}\), holds it",
+    held = re.search(
+        r"deploy.yml, started by bob on lab \(pid \d+\), holds it since (\S+)\.",
         told(second),
     )
+    assert held
+    assert timedelta() < now - datetime.fromisoformat(held[1]) < timedelta(minutes=10)
+    assert (main_pids(host, UNITS), files(host)) == (before, old)
     assert show(host, UNITS[1], "ActiveState") == "activating"
-    os.killpg(running.pid, signal.SIGKILL)
+    running.kill()
     running.wait()
     third = deploy(sglang_service_parallel=3)
     assert third.returncode == 0, third.stdout
     assert host.file("/run/sglang-deploy.lock").content_string == ""
+    assert all(healthy(host, name) for name in NAMES)
+
+
+def test_what_differs_from_another_host_is_told(host: Host) -> None:
+    """Both have the same of the inventory, and run it; their places differ by nature."""
+    given = {"instance": "one", "against": "molecule-rolling2/one", "state": "running"}
+    same = run("playbooks/diff.yml", **given)
+    assert same.returncode == 0, same.stdout
+    found = json.loads((ROOT / "artifacts/diff/molecule-rolling1/one.json").read_text(encoding="utf-8"))
+    assert (found["left"]["on"], found["right"]["on"]) == ("molecule-rolling1", "molecule-rolling2")
+    assert {row["name"] for row in found["differences"]} == {"--port", "--nccl-port"}
+
+    changed = run("playbooks/diff.yml", **{**given, "state": "inventory"}, flag=4096)
+    assert changed.returncode == 0, changed.stdout
+    assert re.search(r"memory flag +--max-total-tokens +4096 +8192", changed.stdout)
+
+    for against, answer in {
+        "molecule-rolling2/four": "four: is no instance of this host; known are one, three, two",
+        "molecule-rolling3/one": "HOST one of molecule-rolling1, molecule-rolling2",
+    }.items():
+        wrong = run("playbooks/diff.yml", **{**given, "against": against})
+        assert wrong.returncode != 0
+        assert answer in told(wrong)
     assert all(healthy(host, name) for name in NAMES)
 
 
@@ -247,35 +282,3 @@ def test_an_instance_leaves_the_load_balancer_before_it_stops_and_returns_when_r
     assert deploy(**only_one).returncode == 0
     calls = host.file("/run/balancer").content_string.splitlines()
     assert calls == ["drain one active", "undrain one active"]
-
-
-# --- an engine of somebody else ------------------------------------------------------------------
-
-
-def test_an_engine_that_runs_already_is_named_and_taken_over_when_asked(host: Host) -> None:
-    plan = plan_of(host, "one")
-    port = plan["port"] + 5
-    argv = [str(port) if word == str(plan["port"]) else word for word in plan["argv"]]
-    host.check_output(f"systemd-run --unit=mine --setenv=SGLANG_REPLAY_SPEED=100 {' '.join(argv)}")
-    wait_until(lambda: host.socket(f"tcp://127.0.0.1:{port}").is_listening)
-    pid = show(host, "mine", "MainPID")
-    four = {
-        "name": "four",
-        "model": "/srv/models/tiny-gpt2",
-        "port": port,
-        "env": {"SGLANG_REPLAY_SPEED": "100"},
-    }
-    wanted: dict[str, object] = {"flag": 4096, "sglang_service_instances": ["{{ one }}", four]}
-    before = files(host)
-
-    refused = deploy(**wanted)
-
-    assert refused.returncode != 0
-    assert f"four: port {port} on 127.0.0.1: is held by pid {pid} (" in told(refused)
-    assert "sglang_service_adopt: [mine.service]" in told(refused)
-    assert (show(host, "mine", "MainPID"), files(host)) == (pid, before)
-    taken = deploy(sglang_service_adopt=["mine"], **wanted)
-    assert taken.returncode == 0, taken.stdout
-    assert show(host, "mine", "ActiveState") in ("inactive", "failed")
-    assert healthy(host, "four")
-    assert "changed=0" in deploy(sglang_service_adopt=["mine"], **wanted).stdout
