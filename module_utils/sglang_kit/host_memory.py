@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 CONTEXT_BYTES = 616 * MIB
 """CUDA context and libraries of one rank, outside of everything the engine counts (measured on an H200)."""
+COMMUNICATOR_BYTES = 870 * MIB
+"""What NCCL and the all-reduce of several ranks take of each card before the weights (measured, two H200)."""
 RANK_BYTES = 5 * GIB
 """Main memory of one rank: interpreter, torch, compiled kernels, pinned buffers (observed 3 to 5 GiB)."""
 FRONT_BYTES = 3 * GIB
@@ -61,7 +63,8 @@ def plan_shared(requests: Sequence[Request], cards: Mapping[str, Card]) -> dict[
     problems: list[Problem] = []
     for position, request in enumerate(requests):
         # Without a GPU the engine serves on the CPU and sizes its pool by the tokens that it is given.
-        own = [replace(cards[gpu], free=free[gpu]) for gpu in request.gpus] or [Card(None, None)]
+        shared = COMMUNICATOR_BYTES if len(request.gpus) > 1 else 0
+        own = [replace(cards[gpu], free=free[gpu] - shared) for gpu in request.gpus] or [Card(None, None)]
         card = min(own, key=lambda card: card.free or 0)
         sharers = max(
             (sum(gpu in later.gpus for later in requests[position:]) for gpu in request.gpus), default=1
@@ -81,7 +84,7 @@ def plan_shared(requests: Sequence[Request], cards: Mapping[str, Card]) -> dict[
             continue
         plans[request.name] = found
         for gpu in request.gpus:
-            free[gpu] -= taken_bytes(found.prediction, card)
+            free[gpu] -= taken_bytes(found.prediction, card) + shared
     if problems:
         raise ProblemsError(problems)
     return plans

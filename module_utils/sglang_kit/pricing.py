@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _KV_BYTES = {"auto": 2.0, "bf16": 2.0, "bfloat16": 2.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0, "mxfp8": 33 / 32}
 _DATA_CENTRE = (9, 10)
+_LOADING_ROOM = 2 * MIB
+_ALL_REDUCE_ROOM = 12 * MIB
+"""What the buffer of several ranks leaves of its segment (device_communicators/custom_all_reduce.py)."""
 _STATE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -161,14 +164,18 @@ def _before_weights(settings: Settings, model: Model, facts: EngineFacts, card: 
     """Bytes which the engine takes between its own baseline and the weights.
 
     PyTorch's streams, DeepGEMM's workspace on data-centre GPUs (a card of unknown capability counts as one),
-    and the place of every expert on every layer, an int64 each (eplb/expert_location.py).
+    and the place of every expert on every layer, an int64 each (eplb/expert_location.py). Several ranks have
+    made their streams before (distributed/device_communicators/pynccl.py).
     """
     if settings.device != "cuda":
         return 0
+    alone = settings.tensor_parallel == 1
+    room = 0 if alone else _ALL_REDUCE_ROOM
     gemm = card.capability is None or card.capability[0] in _DATA_CENTRE
     experts = model.experts if model.architecture in facts.expert_maps else 0
-    fixed = (facts.stream_pool_mib + (facts.gemm_workspace_mib if gemm else 0)) * MIB
-    return fixed + segment_bytes(8 * model.layers * experts * experts)
+    places = 8 * model.layers * experts * experts
+    fixed = ((facts.stream_pool_mib if alone else 0) + (facts.gemm_workspace_mib if gemm else 0)) * MIB
+    return fixed + (segment_bytes(places) if places > room else 0)
 
 
 def _table_growth(settings: Settings, model: Model, draft: Model | None) -> int:
@@ -179,7 +186,8 @@ def _table_growth(settings: Settings, model: Model, draft: Model | None) -> int:
     steps = (settings.draft_steps or 0) * (settings.draft_tokens or 0)
     rows = round_up((settings.context_length or model.context_length) + 2 * steps + 256, 128)
     drafts = sum(table.moved(rows) for table in draft.tables) if draft else 0
-    return drafts + sum(table.growth(rows) for table in model.tables)
+    room = _LOADING_ROOM if settings.tensor_parallel == 1 else _ALL_REDUCE_ROOM
+    return drafts + sum(table.growth(rows, room=room) for table in model.tables)
 
 
 def _token_bytes(layers: KvLayers | LatentLayers, ranks: int, element: float) -> tuple[float, float]:

@@ -126,15 +126,15 @@ class Table:
         """Return the table as a tensor that is no weight."""
         return Part("buffer", 1, ((self.rows * self.width, WHOLE),), bits=32.0)
 
-    def growth(self, rows: int) -> int:
+    def growth(self, rows: int, *, room: int) -> int:
         """Bytes which the allocator takes more once the table is long enough for ``rows`` positions.
 
         The longer copy is made before the old one is dropped (utils/common.py:
-        reserve_rope_cache_for_long_sequences): up to 2 MiB it fits into what loading left over, up to
+        reserve_rope_cache_for_long_sequences): up to ``room`` bytes it fits into what is left over, up to
         10 MiB it takes a segment of 20 MiB, beyond that steps of 2 MiB.
         """
         new = 4 * self.width * rows
-        return 0 if new <= 2 * MIB else self.moved(rows)
+        return 0 if new <= room else self.moved(rows)
 
     def moved(self, rows: int) -> int:
         """Bytes which the longer copy takes where nothing is left over, less what the old one gives back."""

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from sglang_kit.engine import facts
 from sglang_kit.host_memory import (
+    COMMUNICATOR_BYTES,
     CONTEXT_BYTES,
     Request,
     check_host_memory,
@@ -36,10 +38,21 @@ def test_an_instance_alone_gets_its_card() -> None:
 
 
 def test_the_poorest_card_of_a_group_counts() -> None:
-    cards = {"0": card(139), "1": card(130)}
+    cards = {"0": card(139), "1": card(130), "2": card(130)}
     both = plan_shared([request("chat", "0", "1", tensor_parallel=2)], cards)
-    poor = plan_shared([request("chat", "1", tensor_parallel=2)], cards)
+    poor = plan_shared([request("chat", "1", "2", tensor_parallel=2)], cards)
     assert both["chat"].prediction == poor["chat"].prediction
+
+
+def test_ranks_leave_room_for_their_communicators() -> None:
+    wide = request("chat", "0", "1", tensor_parallel=2)
+    cards, less = {"0": card(139), "1": card(139)}, replace(card(139), free=139 * GIB - COMMUNICATOR_BYTES)
+    group = plan_shared([wide], cards)["chat"]
+    alone = plan_shared([request("chat", "0", tensor_parallel=2)], {"0": less})["chat"]
+    assert group.prediction == alone.prediction
+    both = plan_shared([wide, request("b", "1")], cards)
+    later = both["b"].prediction
+    assert later.moments[0].free + later.weights == less.free - taken_bytes(both["chat"].prediction, less)
 
 
 def test_cards_of_one_instance_must_be_alike() -> None:

@@ -361,11 +361,15 @@ def test_the_allocator_rounds_by_size() -> None:
 )
 def test_tables_grow_as_the_allocator_takes_it(rows: int, wanted: int, mib: int) -> None:
     width = 36 if rows == 8192 else 128
-    assert Table(rows, width).growth(wanted) == mib * MIB
+    assert Table(rows, width).growth(wanted, room=2 * MIB) == mib * MIB
 
 
 def test_a_small_table_that_becomes_large_takes_all_of_it() -> None:
-    assert Table(8192, 128).growth(131072) == 64 * MIB
+    assert Table(8192, 128).growth(131072, room=2 * MIB) == 64 * MIB
+
+
+def test_a_table_grows_for_nothing_where_there_is_room() -> None:
+    assert Table(8192, 36).growth(33024, room=12 * MIB) == 0
 
 
 @pytest.mark.parametrize(
