@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import textwrap
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from .evidence import without_secrets
@@ -122,6 +122,7 @@ def planned(
     matrix: Matrix, *, settings: HostSettings, models: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], list[Record]]:
     """Plan every cell: the starts with their levels, and records of the cells that cannot work."""
+    settings = cleared(settings)
     starts, refused = [], []
     for group, gpus in matrix.groups.items():
         for variant, change in matrix.variants.items():
@@ -157,6 +158,21 @@ def planned(
                 ]
                 starts.append({**where, "load": asdict(matrix.load), "plan": plan, "levels": levels})
     return starts, refused
+
+
+def cleared(settings: HostSettings) -> HostSettings:
+    """Return the host as it is once its services are stopped, which a run does before it starts anything."""
+    own = [one for one in settings.seen_processes if one["unit"].startswith("sglang-")]
+    gpus = [
+        {
+            **gpu,
+            "memory_free_bytes": gpu["memory_free_bytes"]
+            + sum(one["memory_bytes"] for one in own if one["gpu"] == gpu["index"]),
+        }
+        for gpu in settings.seen_gpus
+    ]
+    others = [one for one in settings.seen_processes if one not in own]
+    return replace(settings, seen_gpus=tuple(gpus), seen_processes=tuple(others))
 
 
 def outlook(

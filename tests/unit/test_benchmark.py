@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,6 +105,21 @@ def test_a_matrix_that_there_is_not() -> None:
 
 
 # --- the plan ------------------------------------------------------------------------------------
+
+
+def test_memory_of_services_that_will_be_stopped_counts_as_free() -> None:
+    def seen(unit: str) -> HostSettings:
+        who = {"pid": 77, "unit": unit, "command": "python", "ancestors": []}
+        held = {**who, "gpu": 1, "memory_bytes": 90 << 30}
+        gpu = {"index": 1, "uuid": "GPU-1", "memory_free_bytes": 4 << 30}
+        return replace(HOST, seen_gpus=(gpu,), seen_processes=(held,))
+
+    def refused(settings: HostSettings) -> set[str]:
+        found = benchmark.outlook(matrix(gpus={"one card": [1]}), settings=settings, models=MODELS, text="")
+        return {one["variant"] for one in found["refused"]}
+
+    assert refused(seen("sglang-chat.service")) == {"ddtree"}
+    assert refused(seen("ollama.service")) == {"none", "mtp", "ddtree"}
 
 
 def test_each_start_is_planned_for_its_highest_level() -> None:
