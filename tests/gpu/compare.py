@@ -32,6 +32,7 @@ from sglang_kit.plan import plan_host, read_host  # noqa: E402 - found by the li
 from tests.gpu.measure import FIXTURES, Card, Server, Smaller, launch, tell  # noqa: E402
 
 CLIENTS = 16
+FIRST_PORT = 32000
 HAND_TUNED, HAND_SECONDS = "q36_mtp_hand_graphs", 120.0
 START_SECONDS = 280.0
 MODEL = "configs/qwen36-27b.json"
@@ -210,7 +211,7 @@ def main() -> int:
     smaller.to(FREE_GIB)
     found = []
     cases = [(hand_tuned(), HAND_SECONDS), (planned(), arguments.seconds)]
-    servers = [launch(case, arguments.out, 31000 + 20 * n) for n, (case, _) in enumerate(cases)]
+    servers = [launch(case, arguments.out, FIRST_PORT + 20 * n) for n, (case, _) in enumerate(cases)]
     for server, (case, seconds) in zip(servers, cases, strict=True):
         smaller.wait_until_empty()
         if server.wait_for("[gate]", START_SECONDS):
