@@ -46,13 +46,14 @@ def test_the_poorest_card_of_a_group_counts() -> None:
 
 def test_ranks_leave_room_for_their_communicators() -> None:
     wide = request("chat", "0", "1", tensor_parallel=2)
-    cards, less = {"0": card(139), "1": card(139)}, replace(card(139), free=139 * GIB - COMMUNICATOR_BYTES)
+    cards, free = {"0": card(139), "1": card(139)}, 139 * GIB - COMMUNICATOR_BYTES
+    less = replace(card(139), free=free)
     group = plan_shared([wide], cards)["chat"]
     alone = plan_shared([request("chat", "0", tensor_parallel=2)], {"0": less})["chat"]
     assert group.prediction == alone.prediction
     both = plan_shared([wide, request("b", "1")], cards)
     later = both["b"].prediction
-    assert later.moments[0].free + later.weights == less.free - taken_bytes(both["chat"].prediction, less)
+    assert later.moments[0].free + later.weights == free - taken_bytes(both["chat"].prediction, less)
 
 
 def test_cards_of_one_instance_must_be_alike() -> None:
