@@ -35,7 +35,7 @@ _CHUNK_OF_STATE = 64  # FLA_CHUNK_SIZE: pages and state snapshots must divide on
 
 # The engine's own words (configs/model_config.py:_derive_context_length, server_args.py)
 _TOO_LONG = (
-    "ValueError: Warning: User-specified context_length ({wanted}) is greater than the derived "
+    "ValueError: Warning: {whose} context_length ({wanted}) is greater than the derived "
     "context_length ({longest}). This may lead to incorrect model outputs or CUDA errors. Note that the "
     "derived context_length may differ from max_position_embeddings in the model's config. To allow "
     "overriding this maximum, set the env var SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
@@ -114,16 +114,12 @@ def resolve(
     if settings.algorithm is not None and requested is None:
         requested = facts.speculative_requests
     fraction, chunk, graphs, prefill = _card_defaults(settings, model, facts, card, requested)
-    if (
-        settings.context_length
-        and settings.context_length > model.context_length
-        and not settings.longer_context
-    ):
-        raise EngineError(_TOO_LONG.format(wanted=settings.context_length, longest=model.context_length))
+    context = settings.context_length or model.context_length
+    _check_context(settings, model, draft, context)
     if draft is not None and draft.window_unset and facts.dflash_window_checked:
         raise EngineError("ValueError: DFLASH sliding_attention layers require config.sliding_window.")
     return Resolved(
-        context_length=settings.context_length or model.context_length,
+        context_length=context,
         memory_fraction=fraction,
         requested=requested,
         kv_dtype=model.kv_dtype if settings.kv_dtype == "auto" else settings.kv_dtype,
@@ -142,6 +138,13 @@ def resolve(
         else 0,
         draft_tokens=tokens,
     )
+
+
+def _check_context(settings: Settings, model: Model, draft: Model | None, context: int) -> None:
+    """Refuse what target or draft were not made for: a draft gets the target's (speculative/*_worker.py)."""
+    for whose, one in (("User-specified", model), ("Target model's", draft)):
+        if one is not None and context > one.context_length and not settings.longer_context:
+            raise EngineError(_TOO_LONG.format(whose=whose, wanted=context, longest=one.context_length))
 
 
 def _overlap_lost(settings: Settings, facts: EngineFacts) -> bool:

@@ -67,7 +67,8 @@ def test_configs_may_be_inline() -> None:
 
 def test_a_draft_that_is_missing_is_said() -> None:
     argv = [*ROW["argv"], "--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", "x"]
-    row = ROW | {"argv": [*argv, "--dtype", "float16"], "model_config": "configs/llama-3.1-8b.json"}
+    argv += ["--dtype", "float16", "--context-length", "2048"]
+    row = ROW | {"argv": argv, "model_config": "configs/llama-3.1-8b.json"}
     bare, drafted = answers(row, row | {"draft_model_config": "configs/eagle3-llama-3.1-8b.json"})
     assert bare["not_modelled"] == ["--dtype", "draft model"]
     assert drafted["not_modelled"] == ["--dtype"]

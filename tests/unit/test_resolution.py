@@ -129,6 +129,16 @@ def test_a_longer_context_that_is_allowed() -> None:
     assert resolved("qwen3-8b", context_length=50_000, longer_context=True).context_length == 50_000
 
 
+def test_a_draft_gets_the_context_of_its_target() -> None:
+    given: dict[str, Any] = {"algorithm": "EAGLE3", "draft_model": True, "context_length": 8192}
+    with pytest.raises(
+        EngineError, match=r"Target model's context_length \(8192\) .* context_length \(2048\)"
+    ):
+        resolved("llama-3.1-8b", draft="eagle3-llama-3.1-8b", **given)
+    longer = resolved("llama-3.1-8b", draft="eagle3-llama-3.1-8b", longer_context=True, **given)
+    assert longer.context_length == 8192
+
+
 @pytest.mark.parametrize(
     ("given", "draft", "tokens"),
     [
