@@ -228,7 +228,9 @@ def main() -> None:
     wanted.append(fileset.manifest(given["manifest"], wanted))
     changes = fileset.compare(wanted, installed)
     now = [change for change in changes if owner.get(change.path) not in given["later"]]
-    gone = systemd.unit_names(change.path for change in changes if change.wanted is None)
+    removed = [change.path for change in changes if change.wanted is None]
+    left = {owner[path] for path in removed if path in owner} - {plan["name"] for plan in plans}
+    gone = sorted({*systemd.unit_names(removed), *(f"sglang-{name}.service" for name in left)})
     fresh = [plan for plan in plans if not store.staged(plan, sets[plan["name"]])]
     started = [plan["unit"] for plan in plans if plan["state"] == "started"]
     to_enable = systemd.not_enabled([*given["enabled"], *started])

@@ -90,9 +90,17 @@ def restart(units: Sequence[str]) -> None:
 
 
 def stop_and_disable(units: Sequence[str]) -> None:
-    """Stop units (waiting for their drain) and forget them at boot; one that has failed is listed no more."""
+    """Stop units (waiting for their drain) and forget them at boot; one that has failed is listed no more.
+
+    One whose file was removed by hand may still run; systemctl does not disable it.
+    """
     if units:
-        _systemctl("disable", "--now", "--quiet", *units)
+        known = show(units, ("LoadState", "ActiveState"))
+        lost = [unit for unit in units if known[unit].get("LoadState") == "not-found"]
+        stop([unit for unit in lost if known[unit]["ActiveState"] not in ("inactive", "failed")])
+        whole = [unit for unit in units if unit not in lost]
+        if whole:
+            _systemctl("disable", "--now", "--quiet", *whole)
         failed = [unit for unit, seen in unit_states(units).items() if seen.active_state == "failed"]
         if failed:
             _systemctl("reset-failed", *failed)

@@ -230,6 +230,16 @@ def test_units_that_left_are_stopped_before_their_files_go(host: Host) -> None:
     assert names(host.units) == {"sglang-chat.service"}
 
 
+def test_an_instance_that_left_is_stopped_also_when_its_unit_was_removed_by_hand(
+    host: Host, release: Path
+) -> None:
+    plan = planned(host, release)
+    host.run(host.service(), plan_file(plan), host.variables(), plans=[plan])
+    (host.units / "sglang-chat.service").unlink()
+    assert host.run()["stopped"] == ["sglang-chat.service"]
+    assert host.run()["stopped"] == []
+
+
 def test_files_of_others_stay(host: Host) -> None:
     host.run(host.service())
     foreign = host.units / "sglang-foreign.service"

@@ -91,6 +91,20 @@ def test_what_systemctl_is_told(tools: Tools) -> None:
     ]
 
 
+def test_what_runs_without_its_file_is_stopped(tools: Tools) -> None:
+    """Whoever removes a unit by hand mostly forgets to stop it."""
+    lost = "LoadState=not-found ActiveState=active '' LoadState=not-found ActiveState=inactive"
+    tools.place("systemctl", f"printf '%s\\n' {lost} '' LoadState=loaded ActiveState=active")
+    systemd.stop_and_disable([CHAT, CODER, "sglang-long.service"])
+    assert [call for call in tools.calls("systemctl") if not call.startswith("show")] == [
+        f"stop {CHAT}",
+        "disable --now --quiet sglang-long.service",
+    ]
+    tools.place("systemctl", "printf '%s\\n' LoadState=not-found ActiveState=inactive")
+    systemd.stop_and_disable([CHAT])
+    assert tools.calls("systemctl")[-1].startswith("show")
+
+
 def test_what_has_failed_and_goes_is_not_listed_as_failed_for_ever(tools: Tools) -> None:
     tools.place("systemctl", "printf '%s\\n' ActiveState=inactive '' ActiveState=failed")
     systemd.stop_and_disable([CHAT, CODER])
