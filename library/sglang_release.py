@@ -11,6 +11,7 @@ description:
     marks it complete and renames it. Only then the link C(current) is pointed to it.
   - A release that is not complete is never taken for one; a build that was interrupted begins anew.
   - Releases that are there already stay. Downloads follow the task's environment.
+  - An action plugin of the same name shows what a build is doing while it lasts.
 options:
   version:
     description: SGLang version that the lock must install.
@@ -58,6 +59,10 @@ options:
     description: Whether this is a build of one's own, whose flags and algorithms are read from the package.
     type: bool
     default: false
+  progress:
+    description: Only says what a build that runs is doing; the action plugin sets it.
+    type: bool
+    default: false
 attributes:
   check_mode: {description: Predicts the same change; nothing is built., support: full}
   diff_mode: {description: Shows C(current) and the release before and after., support: full}
@@ -85,6 +90,11 @@ complete:
   type: bool
   returned: always
   sample: true
+progress:
+  description: What a build that runs is doing; empty where none runs.
+  type: str
+  returned: with O(progress)
+  sample: "has fetched 12 large packages; under way: torch (1.2GiB)"
 build:
   description: With O(probe), the flags and speculative algorithms that were found; empty before that.
   type: dict
@@ -111,6 +121,7 @@ ARGUMENTS = {
     "bundle": {"type": "path"},
     "index": {"type": "bool", "default": True},
     "probe": {"type": "bool", "default": False},
+    "progress": {"type": "bool", "default": False},
 }
 
 
@@ -124,6 +135,8 @@ def main() -> None:
     )
     wanted = module.params
     root = wanted["root"]
+    if wanted["progress"]:
+        module.exit_json(changed=False, progress=release.progress(root))
     this = release.Release(wanted["version"], wanted["lock_sha256"])
     before = release.state(root, this)
     if wanted["lock_file"] and not before.complete and not module.check_mode:

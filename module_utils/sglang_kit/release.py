@@ -24,11 +24,15 @@ from .platform_facts import missing_libraries
 from .problem import Problem, ProblemsError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 MARKER = "sglang-release.json"
 PROBE = "sglang-build.json"
 """What was found in a build of one's own (``engine_probe.py``)."""
+PROGRESS = ".progress"
+"""Below ``releases/``: one line that says what a build is doing, as long as one runs."""
+SHOWN = 3
+"""How many downloads are named at once."""
 DRIVER = "libcuda.so.1"
 IMPORTS = ("sglang.launch_server", "sglang.srt.entrypoints.http_server", "sglang.srt.managers.scheduler")
 """What a starting server imports; this also leaves their bytecode, which the unit may not write."""
@@ -122,6 +126,14 @@ def state(root: str, release: Release) -> State:
     return State(current, is_complete(root, release))
 
 
+def progress(root: str) -> str:
+    """Say what the build that runs on this host is doing; "" where none runs."""
+    try:
+        return Path(root, "releases", PROGRESS).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+
+
 def switch(root: str, release: Release) -> None:
     """Point ``current`` to a release, in one step."""
     link = Path(root, "current.new")
@@ -136,16 +148,24 @@ def build(*, root: str, release: Release, how: Build) -> None:
     Raises ``ProblemsError``; what stood before still stands then.
     """
     place = Path(path(root, release))
-    with only_one(root), _scratch(place) as building, _packages(root, release, how) as packages:
+    with (
+        only_one(root),
+        _telling(root) as tell,
+        _scratch(place) as building,
+        _packages(root, release, how) as packages,
+    ):
         if is_complete(root, release):
             return
+        tell("makes an empty environment")
         uv = _uv(root, how, packages)
         python = str(building / "bin/python")
         # Relocatable: the scripts in bin/ find their interpreter after the rename.
         _run(uv, "venv", "--quiet", "--relocatable", "--python", how.python, str(building))
         # Wheels only: building from source wants compilers that a GPU host does not have.
-        sync = ("pip", "sync", "--quiet", "--require-hashes", "--no-build", "--cache-dir", how.uv_cache)
-        _run(uv, *sync, *_where(how, packages, "--offline"), "--python", python, how.lock_file)
+        tell("links the packages that the cache has, and fetches the others")
+        sync = ("pip", "sync", "--require-hashes", "--no-build", "--cache-dir", how.uv_cache)
+        _fetch(tell, uv, *sync, *_where(how, packages, "--offline"), "--python", python, how.lock_file)
+        tell("imports the engine, and looks for the libraries of its kernels")
         problems = smoke_test(building, release.version, how.unit)
         if problems:
             raise BuildError(problems)
@@ -173,6 +193,16 @@ def _scratch(place: Path) -> Iterator[Path]:
         yield scratch
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _telling(root: str) -> Iterator[Callable[[str], object]]:
+    """Give what writes the line for ``progress``; at the end there is none."""
+    place = Path(root, "releases", PROGRESS)
+    try:
+        yield place.write_text
+    finally:
+        place.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -216,9 +246,50 @@ def _run(*argv: str) -> None:
         encoding="utf-8",
         errors="replace",
     )
-    if outcome.returncode:
-        said = f"{' '.join(argv)} ended with {outcome.returncode}\n{outcome.stdout.rstrip()}"
+    _judge(argv, outcome.returncode, outcome.stdout)
+
+
+def _judge(argv: Sequence[str], status: int, output: str) -> None:
+    if status:
+        said = f"{' '.join(argv)} ended with {status}\n{output.rstrip()}"
         raise BuildError([Problem("", "", said)])
+
+
+_DOWNLOAD = re.compile(r" ?(Downloading|Downloaded) (\S+)( \(.+\))?")
+"""What uv says of large packages: ``Downloading torch (1.2GiB)`` and then `` Downloaded torch``."""
+
+
+def _fetch(tell: Callable[[str], object], *argv: str) -> None:
+    """Let uv install the packages, and tell what is under way."""
+    under_way: dict[str, str] = {}
+    fetched = 0
+    output = []
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    ) as process:
+        for line in process.stdout or ():
+            found = _DOWNLOAD.match(line)
+            if not found:
+                output.append(line)
+                continue
+            begun, name, size = found.groups()
+            if begun == "Downloading":
+                under_way[name] = f"{name}{size or ''}"
+            else:
+                under_way.pop(name, None)
+                fetched += 1
+            tell(_downloads(fetched, list(under_way.values())))
+    _judge(argv, process.returncode, "".join(output))
+
+
+def _downloads(fetched: int, under_way: Sequence[str]) -> str:
+    more = f" and {len(under_way) - SHOWN} more" if len(under_way) > SHOWN else ""
+    return f"has fetched {fetched} large packages; under way: {', '.join(under_way[:SHOWN]) or 'none'}{more}"
 
 
 def _probe(python: str, unit: Mapping[str, str]) -> str:

@@ -141,8 +141,9 @@ class Release:
             raise self.module.release.BuildError([self.module.release.Problem("", "", self.error)])
         complete(Path(root))
 
-    def run(self, *, lock: bool, check: bool = False) -> dict[str, Any]:
-        arguments = {"version": "0.5.23", "lock_sha256": LOCK, "root": str(self.root)}
+    def run(self, *, lock: bool, check: bool = False, progress: bool = False) -> dict[str, Any]:
+        arguments: dict[str, Any] = {"version": "0.5.23", "lock_sha256": LOCK, "root": str(self.root)}
+        arguments["progress"] = progress
         if lock:
             arguments |= {"lock_file": "/locks/lock.txt", "uv": "uv==0.13.9 --hash=sha256:00"}
         return modules.run(self.module, self.capsys, arguments, check=check)
@@ -183,6 +184,14 @@ def test_a_second_run_changes_nothing(release: Release) -> None:
     assert release.run(lock=False)["changed"] is False
     assert release.run(lock=True)["changed"] is False
     assert len(release.builds) == 1
+
+
+def test_it_says_what_a_build_does(release: Release) -> None:
+    (release.root / "releases").mkdir()
+    (release.root / "releases" / release.module.release.PROGRESS).write_text("fetches", encoding="utf-8")
+    answer = release.run(lock=True, progress=True)
+    assert (answer["changed"], answer["progress"]) == (False, "fetches")
+    assert release.builds == []
 
 
 def test_a_complete_release_is_switched_to_without_a_lock(release: Release) -> None:

@@ -26,6 +26,7 @@ if [ "$1" = venv ]; then
     eval "place=\\${$#}"; mkdir -p "$place/bin" "$place/lib/python3.11/site-packages/sgl_kernel/sm90"
     touch "$place/lib/python3.11/site-packages/sgl_kernel/sm90/common_ops.abi3.so"
 else
+    test ! -e {root}/uv.says || . {root}/uv.says
     test ! -e {root}/break || { echo "hash mismatch"; exit 2; }
     while [ $# -gt 1 ]; do test "$1" = --python && python="$2"; shift; done
     cp {root}/python "$python"
@@ -133,6 +134,33 @@ def test_a_failing_tool_is_quoted_in_full(root: Root) -> None:
     with pytest.raises(BuildError, match=r"uv pip sync .*/locks/lock\.txt ended with 2\nhash mismatch$"):
         root.build()
     assert root.there == set()
+
+
+def test_what_a_build_does_is_told_while_it_lasts(root: Root) -> None:
+    place, seen = root.path / "releases" / release.PROGRESS, root.path / "seen"
+    look = f"cat {place} >> {seen}; echo >> {seen}"
+    names = ("torch (1.2GiB)", "sgl-kernel (500MiB)", "numpy (16MiB)", "triton (100MiB)")
+    script = [
+        look,
+        *(f"echo 'Downloading {name}'" for name in names),
+        f"until grep -q 'and 1 more' {place}; do sleep 0.01; done",
+        look,
+        "echo ' Downloaded torch'",
+        f"until grep -q 'fetched 1' {place}; do sleep 0.01; done",
+        look,
+    ]
+    (root.path / "uv.says").write_text("\n".join(script), encoding="utf-8")
+    root.python(f"{look}; echo 0.5.23")
+    assert release.progress(str(root.path)) == ""
+    root.build()
+    assert seen.read_text(encoding="utf-8").splitlines() == [
+        "links the packages that the cache has, and fetches the others",
+        f"has fetched 0 large packages; under way: {', '.join(names[:3])} and 1 more",
+        f"has fetched 1 large packages; under way: {', '.join(names[1:])}",
+        "imports the engine, and looks for the libraries of its kernels",
+    ]
+    assert release.progress(str(root.path)) == ""
+    assert root.there == {NAME}
 
 
 def test_a_release_that_cannot_be_imported_does_not_get_its_name(root: Root) -> None:
