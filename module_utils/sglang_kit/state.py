@@ -263,13 +263,14 @@ class Store:
             self.point(name, KNOWN_GOOD, state)
 
     def keep_failure(self, name: str, texts: Mapping[str, str], now: datetime) -> None:
-        """Keep what explains a failed start; the oldest ones go."""
+        """Keep what explains a failed start, whatever the clock says; the oldest others go."""
         folder = Path(self.root, name, "failures")
         self._directory(folder)
         place = folder / f"{now.astimezone(timezone.utc):%Y%m%dT%H%M%SZ}"
         self._directory(place)
         self._put(*(self._file(place / Path(file).name, text) for file, text in texts.items()))
-        for old in sorted(self._listed(folder))[:-KEEP_FAILURES]:
+        others = sorted(one for one in self._listed(folder) if one != place)
+        for old in others[: 1 - KEEP_FAILURES]:
             shutil.rmtree(old)
 
     def _add(self, state: Mapping[str, Any], files: Sequence[fileset.File]) -> None:

@@ -279,6 +279,8 @@ def test_failures_are_kept_and_bounded(store: Store, tmp_path: Path) -> None:
     kept = sorted(place for place in (tmp_path / "instances/chat/failures").iterdir() if place.is_dir())
     assert [place.name for place in kept] == [f"20261129T180{number}00Z" for number in range(4, 9)]
     assert (kept[0] / "journal.log").read_text(encoding="utf-8") == "Traceback\n"
+    store.keep_failure("chat", {"journal.log": "by a clock that was set back\n"}, NOW - timedelta(days=1))
+    assert (tmp_path / "instances/chat/failures/20261128T180000Z").is_dir()
 
 
 def described(number: int, *results: str) -> dict[str, Any]:
