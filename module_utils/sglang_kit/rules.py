@@ -45,7 +45,7 @@ def draft_steps(strategy: Strategy) -> int:
 
 def check_rules(*, model: Model, draft: Model | None, facts: EngineFacts, wish: Wish) -> list[Problem]:
     """Judge what the engine would refuse, ignore or do badly, before any number is computed."""
-    problems = [*_strategy_problems(model, draft, facts, wish), *_pin_problems(model, facts, wish)]
+    problems = [*_strategy_problems(model, draft, facts, wish), *_pin_problems(model, draft, facts, wish)]
     if model.state is not None and wish.base.device == "cpu":
         unknown = f"{model.architecture} has a state cache, of which nothing is known on a CPU"
         problems.append(Problem("", "gpus", unknown, "name GPUs, as in `gpus: [0]`"))
@@ -108,7 +108,7 @@ def _strategy_problems(
         )
 
 
-def _pin_problems(model: Model, facts: EngineFacts, wish: Wish) -> Iterator[Problem]:
+def _pin_problems(model: Model, draft: Model | None, facts: EngineFacts, wish: Wish) -> Iterator[Problem]:
     """Rules of single values, which the engine does not check or checks with a useless message."""
     pins, base = wish.memory, wish.base
     if pins.fraction is not None and not 0 < pins.fraction < 1:
@@ -118,13 +118,15 @@ def _pin_problems(model: Model, facts: EngineFacts, wish: Wish) -> Iterator[Prob
             f"{pins.fraction:g} is not between 0 and 1 (SGLang {facts.version} would take it)",
             "leave it out: it is planned",
         )
-    if wish.context_length and wish.context_length > model.context_length and not base.longer_context:
-        yield Problem(
-            "",
-            "context_length",
-            f"{wish.context_length} is longer than the model's {model.context_length}",
-            f"use {model.context_length}, or set SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
-        )
+    context = wish.context_length or model.context_length
+    for whose, one in (("model", model), ("draft model", draft)):
+        if one is not None and context > one.context_length and not base.longer_context:
+            yield Problem(
+                "",
+                "context_length",
+                f"{context} is longer than the {whose}'s {one.context_length}",
+                f"use {one.context_length}, or set SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
+            )
     chunk, page = base.prefill_chunk, base.page_size or 1
     if chunk and chunk > 0 and chunk % page:
         yield Problem(
