@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import inspect
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -186,12 +187,17 @@ def only_one(root: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _scratch(place: Path) -> Iterator[Path]:
-    """Give a path beside ``place`` at which nothing stands, before and after."""
+    """Give a path beside ``place`` at which nothing stands, before and after.
+
+    The account of the engines reads what is built there, also where the host's own umask is strict.
+    """
     scratch = place.with_name(f".building-{place.name}")
     shutil.rmtree(scratch, ignore_errors=True)
+    before = os.umask(0o022)
     try:
         yield scratch
     finally:
+        os.umask(before)
         shutil.rmtree(scratch, ignore_errors=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -89,6 +90,17 @@ def test_a_build_is_complete_and_leaves_nothing_else(root: Root) -> None:
     assert release.is_complete(str(root.path), RELEASE)
     marker = json.loads((root.path / "releases" / NAME / release.MARKER).read_text(encoding="utf-8"))
     assert marker == {"version": "0.5.23", "lock": RELEASE.lock, "python": "/usr/bin/python3.11"}
+
+
+def test_the_account_of_the_engines_can_use_it_on_a_hardened_host(root: Root) -> None:
+    before = os.umask(0o077)
+    try:
+        root.build()
+        assert os.umask(0o077) == 0o077, "it is the host's again"
+    finally:
+        os.umask(before)
+    built = [root.path / "releases" / NAME, *(root.path / "releases" / NAME).rglob("*")]
+    assert [place for place in built if not place.stat().st_mode & 0o004] == []
 
 
 def test_a_complete_release_is_not_built_again(root: Root) -> None:
