@@ -32,7 +32,7 @@ sys.path.insert(0, "/opt/sglang/kit")
 from sglang_kit import state, systemd
 store = state.Store()
 found = {"files": {}, "instances": {}}
-for pattern in ("etc/systemd/system/sglang*", "etc/sglang/*", "var/lib/sglang/*.json"):
+for pattern in ("etc/systemd/system/sglang*", "etc/sglang/*"):
     for place in pathlib.Path("/").glob(pattern):
         if place.is_file():
             found["files"][str(place)] = hashlib.sha256(place.read_bytes()).hexdigest()

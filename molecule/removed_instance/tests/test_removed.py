@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -108,6 +109,9 @@ def test_a_host_can_be_cleared(host: Host) -> None:
     assert outcome.returncode == 0, outcome.stdout
     assert told(host) == ["drain stays active"], "what does not run need not be taken out"
     assert host.run("pgrep --uid sglang").stdout == ""
+    said = re.findall(r"^ +(/etc/\S+)$", outcome.stdout, re.MULTILINE)
+    assert "/etc/systemd/system/sglang-stays.service" in said
+    assert [path for path in said if host.file(path).exists] == [], "it says what it removes"
     assert (
         host.check_output("find /etc/sglang /etc/systemd/system -name '*stays*' -o -name 'sglang.target'")
         == ""
