@@ -58,9 +58,9 @@ class ActionModule(ActionBase):  # type: ignore[misc] # ansible-core ships no ty
                 "why.txt": f"{failure['text']}\n",
                 "verdict.json": json.dumps(verdict, indent=2),
             }
-            keep(place, texts)
+            saved = keep(place, texts)
             display.display(f"\n{name} on {variables['inventory_hostname']}\n{failure['text']}")
-            display.display(f"{'saved':<10} {place}\n")
+            display.display(f"{'saved':<10} {saved}\n")
             phase = verdict["phase"] or verdict["stage"]
             told[name] = {
                 "state": verdict["state"],
@@ -68,16 +68,23 @@ class ActionModule(ActionBase):  # type: ignore[misc] # ansible-core ships no ty
                 "cause": verdict["cause"],
                 "sentence": verdict["sentence"],
                 "remedy": verdict["remedy"],
-                "saved": str(place),
+                "saved": saved,
             }
-            causes.append(f"{name}: {verdict['state']} in stage {phase}: {verdict['sentence']} ({place})")
+            causes.append(f"{name}: {verdict['state']} in stage {phase}: {verdict['sentence']} ({saved})")
         return {**result, "failed": True, "msg": "; ".join(causes), "failures": told}
 
 
-def keep(directory: Path, texts: dict[str, str]) -> None:
-    """Write the evidence of one failure; only its owner may read it."""
-    directory.mkdir(parents=True, mode=0o700)
-    for name, text in texts.items():
-        place = directory / Path(name).name
-        place.write_text(text, encoding="utf-8")
-        place.chmod(0o600)
+def keep(directory: Path, texts: dict[str, str]) -> str:
+    """Write the evidence of one failure, for its owner alone; say where it is, or why it is nowhere.
+
+    A controller's disk that is full must not hide the cause, nor whose fault it was.
+    """
+    try:
+        directory.mkdir(parents=True, mode=0o700)
+        for name, text in texts.items():
+            place = directory / Path(name).name
+            place.write_text(text, encoding="utf-8")
+            place.chmod(0o600)
+    except OSError as wrong:
+        return f"not on the controller: {wrong}"
+    return str(directory)

@@ -126,6 +126,20 @@ def test_a_failure_is_shown_whole_and_once_and_its_evidence_kept(
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
 
 
+def test_a_cause_is_told_also_where_no_evidence_can_be_kept(
+    plugin: ModuleType, shown: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "failures").touch()
+    failed = step(instances={"chat": FAILED, "coder": READY}, failures={"chat": {"text": "why", "files": {}}})
+    result = Run(plugin, [failed], tmp_path).result()
+    assert result["msg"].startswith(
+        "chat: failed in stage weights: it is cut off (not on the controller: [Errno "
+    )
+    assert set(result["failures"]) == {"chat"}
+    assert result["instances"] == {"coder": READY}
+    assert shown[0] == "\nchat on ct200\nwhy"
+
+
 def test_a_module_that_breaks_is_the_result(plugin: ModuleType, shown: list[str], tmp_path: Path) -> None:
     broken = {"failed": True, "msg": "MODULE FAILURE"}
     assert Run(plugin, [broken], tmp_path).result()["msg"] == "MODULE FAILURE"
