@@ -47,21 +47,21 @@ integration: setup ## Test the sandbox and what only a real systemd can say
 	$(BIN)/python -m pytest tests/integration
 
 .PHONY: browser
-browser: setup ## Look at the plan's page in a real browser
+browser: setup ## Look at the pages of a plan and of a benchmark in a real browser
 	scripts/packages chromium
 	$(BIN)/python -m pytest tests/browser
 
 # The longest first; each has its own hosts and ports, so that two run at once.
-SCENARIOS := real_engine faults rolling eight_gpus default alternative secrets removed_instance
+SCENARIOS := real_engine benchmark faults rolling eight_gpus default alternative secrets removed_instance
 # Those that would take the tests beyond half an hour.
-MORE_SCENARIOS := drift benchmark upgrade
+MORE_SCENARIOS := drift upgrade
 
 .PHONY: molecule
 molecule: setup ## Deploy to real systemd hosts: the real engine, and a replayed one for many cases and faults
 	$(MAKE) --jobs=2 --output-sync=target $(SCENARIOS:%=molecule-%)
 
 .PHONY: more-molecule
-more-molecule: setup ## The scenarios that are not part of `make test`: drift, a benchmark, an upgrade
+more-molecule: setup ## The scenarios that are not part of `make test`: drift, an upgrade
 	$(MAKE) --keep-going --output-sync=target $(MORE_SCENARIOS:%=molecule-%)
 
 .PHONY: $(SCENARIOS:%=molecule-%) $(MORE_SCENARIOS:%=molecule-%)
