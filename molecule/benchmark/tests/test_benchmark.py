@@ -59,6 +59,12 @@ OTHERS = [
 ]
 
 
+def test_a_matrix_is_asked_for() -> None:
+    outcome = playbook(INVENTORY, PLAYBOOK, "--limit=gpu_hosts")
+    assert outcome.returncode != 0
+    assert "-e matrix=NAME" in outcome.stdout
+
+
 def test_a_plan_alone_touches_nothing(host: Host, artifacts: Path) -> None:
     kept = show(host, "sglang-tiny", "MainPID")
     told = benchmark(artifacts, "plan_only=true")
@@ -92,6 +98,9 @@ def test_what_ran_before_an_abort_can_be_brought_back(host: Host, artifacts: Pat
     outcome = playbook(INVENTORY, PLAYBOOK, "--limit=gpu_hosts", "--extra-vars=restore=true")
     assert outcome.returncode == 0, outcome.stdout
     assert is_as_before(host)
+    deployed, *since = host.file("/run/balancer").content_string.splitlines()
+    assert deployed == "undrain tiny active"
+    assert since == ["drain tiny active", "undrain tiny active"]
 
 
 def test_the_next_run_goes_on_where_it_was(host: Host, artifacts: Path) -> None:
