@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 INVENTORY = Path(__file__).parents[1] / "inventory"
 PLAYBOOK = "playbooks/benchmark.yml"
-BEFORE = "/var/lib/sglang/benchmark.json"
+BEFORE = "/etc/sglang/benchmark.json"
 UNIT = "sglang-benchmark"
 
 
