@@ -144,7 +144,7 @@ def main() -> None:
     actions = {one["name"]: one["action"] for one in fingerprint.actions(plans, instances)}
     starting = [plan for plan in plans if actions[plan["name"]] in ("start", "restart")]
     ours = {*units.values(), *(plan["unit"] for plan in leaving)}
-    found = adopt.holders(starting, ours)
+    found = adopt.holders(plans, starting, ours)
     foreign = {one.unit for one in found}
     module.exit_json(
         instances=instances,

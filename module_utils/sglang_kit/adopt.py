@@ -62,16 +62,19 @@ class Holder:
         return f"end it, or let a deploy take it over: sglang_service_adopt: [{handle}]"
 
 
-def holders(plans: Sequence[Mapping[str, Any]], ours: Collection[str]) -> list[Holder]:
-    """Find who holds ports, GPUs or unit names of these plans and runs in none of our units (``ours``)."""
-    if not plans:
-        return []
-    known = {process.pid: process for process in processes.running()}
-    return [
-        one
-        for one in (*_on_ports(plans, known), *_on_gpus(plans, known), *_on_names(plans))
-        if one.unit not in ours or one.what.startswith("unit")
-    ]
+def holders(
+    plans: Sequence[Mapping[str, Any]], starting: Sequence[Mapping[str, Any]], ours: Collection[str]
+) -> list[Holder]:
+    """Find who has the unit name of a plan, or a port or GPU of one that starts, and is none of us.
+
+    ``ours`` are our units, of instances that leave, too.
+    """
+    found = [*_on_names(plans)]
+    if starting:
+        known = {process.pid: process for process in processes.running()}
+        others = (*_on_ports(starting, known), *_on_gpus(starting, known))
+        found += [one for one in others if one.unit not in ours]
+    return found
 
 
 def _on_ports(plans: Sequence[Mapping[str, Any]], known: Mapping[int, Process]) -> Iterator[Holder]:

@@ -46,21 +46,21 @@ def plan(tmp_path: Path, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - an
 
 
 def test_nobody_is_in_the_way(tmp_path: Path) -> None:
-    assert holders([plan(tmp_path)], set()) == []
-    assert holders([], set()) == []
+    assert holders([], [plan(tmp_path)], set()) == []
+    assert holders([], [], set()) == []
 
 
 def test_who_listens_on_the_port(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     me = Process(os.getpid(), 0, ENGINE, "mine.service")
     monkeypatch.setattr(processes, "running", lambda: [me])
-    (found,) = holders([plan(tmp_path, port=port)], set())
+    (found,) = holders([], [plan(tmp_path, port=port)], set())
     assert found == Holder("chat", f"port {port} on 127.0.0.1", me.pid, " ".join(ENGINE), "mine.service")
-    assert holders([plan(tmp_path, port=port)], {"mine.service"}) == []
+    assert holders([], [plan(tmp_path, port=port)], {"mine.service"}) == []
 
 
 def test_who_listens_out_of_sight(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "owners", lambda _inodes: {})
-    (found,) = holders([plan(tmp_path, port=port)], set())
+    (found,) = holders([], [plan(tmp_path, port=port)], set())
     (problem,) = refused([found], [])
     assert problem.message == "is held by a process not visible here"
     assert problem.remedy == "give the instance another one"
@@ -81,7 +81,7 @@ def test_a_worker_is_named_by_its_engine(
     ]
     monkeypatch.setattr(processes, "running", lambda: known)
     monkeypatch.setattr(survey, "gpus_in_use", lambda: ((gpu,), (user, small, elsewhere, unseen)))
-    (found,) = holders([plan(tmp_path, gpus=["1"])], set())
+    (found,) = holders([], [plan(tmp_path, gpus=["1"])], set())
     assert (found.what, found.pid) == (
         "GPU 1: 16384 MiB",
         os.getppid() if parent == "engine" else os.getpid(),
@@ -91,14 +91,14 @@ def test_a_worker_is_named_by_its_engine(
 def test_a_unit_of_somebody_else_that_has_the_name(tmp_path: Path) -> None:
     place = tmp_path / "sglang-chat.service"
     place.write_text("[Service]\nExecStart=python3 -m sglang.launch_server\n", encoding="utf-8")
-    (found,) = holders([plan(tmp_path)], {"sglang-chat.service"})
+    (found,) = holders([plan(tmp_path)], [], {"sglang-chat.service"})
     (problem,) = refused([found], [])
     assert str(problem) == (
         f"chat: unit file {place}: is no deploy's, but sglang-chat.service is wanted;"
         " end it, or let a deploy take it over: sglang_service_adopt: [sglang-chat.service]"
     )
     place.write_text("[Service]\nExecStart=launch /etc/sglang/chat.plan.json\n", encoding="utf-8")
-    assert holders([plan(tmp_path)], {"sglang-chat.service"}) == []
+    assert holders([plan(tmp_path)], [], {"sglang-chat.service"}) == []
 
 
 OF_A_UNIT = Holder("chat", "port 30001 on 127.0.0.1", 612, " ".join(ENGINE), "mine.service")
