@@ -89,8 +89,8 @@ options:
 attributes:
   check_mode:
     description: >-
-      Predicts the same changes; nothing is written. Where a release or its user is missing, the engine
-      checks nothing.
+      Predicts the same changes; nothing is written. Where a release, a model or the user is missing, the
+      engine checks nothing.
     support: full
   diff_mode: {description: Shows each file before and after., support: full}
   idempotent: {description: A second run changes nothing., support: full}
@@ -143,7 +143,7 @@ checks:
         - {field: page_size, asked: 1, effective: 64, given: false, by: attention_hook}
       resolved: {page_size: 64}
 unchecked:
-  description: Instances whose release or user is not on the host yet (in check mode).
+  description: Instances whose release, model or user is not on the host yet (in check mode).
   type: list
   elements: str
   returned: always
@@ -282,7 +282,10 @@ def main() -> None:
         unchecked=unchecked,
         notes=[
             *(note for one in judged for note in one.notes),
-            *(f"{name}: not checked, its release or user is not on this host yet" for name in unchecked),
+            *(
+                f"{name}: not checked, its release, model or user is not on this host yet"
+                for name in unchecked
+            ),
         ],
         diff=[
             {

@@ -41,6 +41,8 @@ def plan(python: Path, name: str = "chat", *words: str, **environment: str) -> d
         "secrets": {},
         "pinned": {},
         "accept_overrides": [],
+        "model": "/",
+        "draft_model": None,
         "plan_file": "/nonexistent/chat.plan.json",
     }
 
@@ -124,9 +126,13 @@ def test_a_first_plan_is_due() -> None:
     assert len(precheck.due([plan(Path("/python"))])) == 1
 
 
-def test_a_release_or_its_user_may_be_missing(release: Path) -> None:
+def test_a_release_a_model_or_the_user_may_be_missing(release: Path) -> None:
     me = getpass.getuser()
-    assert precheck.possible(plan(release / "bin/python"), me)
+    here = plan(release / "bin/python")
+    assert precheck.possible(here, me)
+    assert precheck.possible({**here, "draft_model": "/"}, me)
+    assert not precheck.possible({**here, "model": "/nonexistent"}, me)
+    assert not precheck.possible({**here, "draft_model": "/nonexistent"}, me)
     assert not precheck.possible(plan(Path("/nonexistent/python")), me)
     assert not precheck.possible(plan(release / "bin/python"), "no-such-user-yet")
 

@@ -322,7 +322,8 @@ def planned(host: Host, release: Path, *words: str, name: str = "chat", **change
         "secrets": {},
         "pinned": {"page_size": "args.page-size"},
         "accept_overrides": [],
-        "model": "/m",
+        "model": "/",
+        "draft_model": None,
         "release": str(release),
         "fingerprint": "0123456789abcdef",
         "state": "started",
@@ -376,11 +377,18 @@ def test_an_override_of_what_is_pinned_is_refused_until_it_is_accepted(host: Hos
 
 
 def test_check_mode_checks_where_the_release_is_and_says_where_it_is_not(host: Host, release: Path) -> None:
-    plans = [planned(host, release), planned(host, Path("/nonexistent"), name="new")]
+    plans = [
+        planned(host, release),
+        planned(host, Path("/nonexistent"), name="new"),
+        planned(host, release, name="fetched", model="/srv/models/still-to-come"),
+    ]
     result = host.run(plans=plans, check=True)
     assert set(result["checks"]) == {"chat"}
-    assert result["unchecked"] == ["new"]
-    assert result["notes"] == ["new: not checked, its release or user is not on this host yet"]
+    assert result["unchecked"] == ["new", "fetched"]
+    assert result["notes"] == [
+        f"{name}: not checked, its release, model or user is not on this host yet"
+        for name in ("new", "fetched")
+    ]
     assert "refuses it (parse)" in host.run(plans=[planned(host, release, "--prt", "1")], check=True)["msg"]
 
 
