@@ -233,7 +233,16 @@ def _files(files: Mapping[str, str], plan: Mapping[str, Any]) -> Iterator[tuple[
         prefix = "" if path == "unit" else f"drop-in {path.rpartition('/')[2]}: "
         for name, value in directives(text):
             planned = _FOLDED.sub(" ", plan.get(_AS_PLANNED.get(name, ""), ""))
-            yield f"{prefix}{name}", "as planned" if value == planned else _neutral(value, plan)
+            told = "as planned" if value == planned else _edited(value, planned)
+            yield f"{prefix}{name}", _neutral(told, plan)
+
+
+def _edited(text: str, planned: str) -> str:
+    """Keep of a command line what somebody made of the planned one, with the word before it."""
+    words, theirs = text.split(" "), planned.split(" ")
+    same = _parting(words, theirs)
+    ends = _parting(words[same:][::-1], theirs[same:][::-1])
+    return " ".join(words[max(0, same - 1) : len(words) - ends])
 
 
 def directives(text: str) -> Iterator[tuple[str, str]]:
@@ -305,8 +314,7 @@ def sentence(one: Difference) -> str:
 # --- for people ----------------------------------------------------------------------------------
 
 _TOLD = 3
-_LONGEST = 22
-_NAME = 31
+_NAME = 36
 
 
 def told(left: View, right: View) -> dict[str, Any]:
@@ -334,12 +342,13 @@ def lines(left: View, right: View, found: Comparison) -> list[str]:
     if not found.differences:
         return [*head, "no difference", *rest]
     titles = {kind.id: kind.title for kind in KINDS}
-    rows = [
-        [titles[one.kind], _cut(one.name, _NAME), *_cells(one.left, one.right)] for one in found.differences
-    ]
+    names = [[titles[one.kind], _cut(one.name, _NAME)] for one in found.differences]
+    widths = [max(map(len, column)) for column in zip(("what", "name"), *names)]
+    room = (WIDTH - sum(widths) - len("  " * 3)) // 2
+    rows = [[*name, *_cells(one.left, one.right, room)] for name, one in zip(names, found.differences)]
     seen = {one.kind for one in found.differences}
     why = [f"{kind.title}: {kind.reason}" for kind in KINDS if kind.id in seen]
-    headings = ("what", "name", _cut(left["title"], _LONGEST), _cut(right["title"], _LONGEST))
+    headings = ("what", "name", _cut(left["title"], room), _cut(right["title"], room))
     return [*head, *table(headings, rows), "", "what matters first", *(f"  {text}" for text in why), *rest]
 
 
@@ -351,16 +360,19 @@ def _short(text: str) -> str:
     return _cut(" ".join(text.split()), WIDTH)
 
 
-def _cells(left: str, right: str) -> list[str]:
+def _cells(left: str, right: str, room: int) -> list[str]:
     """Show two texts in their cells, long ones from shortly before where they part."""
     texts = [" ".join(text.split()) or "-" for text in (left, right)]
-    if max(map(len, texts)) <= _LONGEST:
+    if max(map(len, texts)) <= room:
         return texts
-    part = next((at for at, (one, other) in enumerate(zip(*texts)) if one != other), min(map(len, texts)))
-    start = max(0, min(part - _LONGEST // 3, max(map(len, texts)) - _LONGEST + 1))
-    return [
-        _cut(f"…{text[start + 1 :]}" if start and len(text) > start else text, _LONGEST) for text in texts
-    ]
+    part = _parting(*texts)
+    start = max(0, min(part - room // 3, max(map(len, texts)) - room + 1))
+    return [_cut(f"…{text[start + 1 :]}" if start and len(text) > start else text, room) for text in texts]
+
+
+def _parting(one: Sequence[str], other: Sequence[str]) -> int:
+    """Count the characters or words until two texts part."""
+    return next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
 
 
 def _cut(text: str, length: int) -> str:

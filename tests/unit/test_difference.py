@@ -193,7 +193,7 @@ def test_an_edited_command_line_is_told_and_a_planned_one_is_not_told_twice() ->
     edited["files"]["unit"] = edited["files"]["unit"].replace("0.85", "0.99")
     ((kind, name, left, right),) = rows(view(), edited)
     assert (kind, name, left) == ("file", "[Service] ExecStart", "as planned")
-    assert "--mem-fraction-static 0.99" in right
+    assert right == "--mem-fraction-static 0.99"
     changed = [word if word != "0.85" else "0.99" for word in plan()["argv"]]
     deployed = view(
         argv=changed, exec_start=unit.command_line(["/usr/bin/python3", "launch", "--", *changed])
