@@ -76,7 +76,8 @@ chaos: setup ## Kill deploys at 50 random points, and see that the next one fini
 
 .PHONY: bundle
 bundle: setup ## Collect an engine for hosts without a network: VERSION=0.5.23 [PYTHONS=3.11]
-	$(BIN)/python scripts/bundle.py $(VERSION) $(PYTHONS:%=--python %)
+	$(BIN)/python scripts/bundle.py $(or $(VERSION),$(error name the engine: make bundle VERSION=0.5.23)) \
+	  $(PYTHONS:%=--python %)
 
 .PHONY: lint
 lint: setup ## Check style, types, playbooks and roles

@@ -41,6 +41,7 @@ instances:
       known_good: 20261129T101502Z-0123abcd
       running: 20261129T101502Z-0123abcd
       target: 20261129T101502Z-0123abcd
+      altered: ""
       runs: {name: chat, host: 127.0.0.1, port: 30001, drain: null}
       states:
         - id: 20261129T181502Z-667903be
@@ -73,8 +74,9 @@ def main() -> None:
     units = {name: f"sglang-{name}.service" for name in names}
     states = systemd.unit_states(list(units.values()))
     found = {
-        name: history.of_instance(store, name, systemd.running_fingerprint(states[unit].main_pid))
+        name: history.of_instance(store, name, systemd.running_fingerprint(pid), pid)
         for name, unit in units.items()
+        for pid in [states[unit].main_pid]
     }
     lines = [line for name, one in found.items() for line in (*history.lines(name, one), "")]
     module.exit_json(instances=found, lines=lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import roll, state
+from . import present, roll, state
 from .report import WIDTH, table
 
 if TYPE_CHECKING:
@@ -16,11 +16,12 @@ _HEADINGS = ("state", "by", "commit", "engine", "last result", "now")
 _SUMMARY = ("id", "made", "by", "fingerprint", "engine_version", "release", "model", "host", "results")
 
 
-def of_instance(store: Store, name: str, running: str | None) -> dict[str, Any]:
-    """Tell the history of one instance; ``running`` is the fingerprint of its process.
+def of_instance(store: Store, name: str, running: str | None, main_pid: int = 0) -> dict[str, Any]:
+    """Tell the history of one instance; ``running`` is the fingerprint of its process ``main_pid``.
 
     ``states`` are the newest first, each with what keeps it from coming back; ``target`` is where a rollback
-    would go, ``running`` the state that the process was started with, and ``runs`` what it holds.
+    would go, ``running`` the state that the process was started with, ``altered`` what was changed by hand
+    before that start, and ``runs`` what it holds.
     """
     states = store.history(name)
     links = {"wanted": store.pointed(name, state.WANTED), "known_good": store.pointed(name, state.KNOWN_GOOD)}
@@ -28,6 +29,7 @@ def of_instance(store: Store, name: str, running: str | None) -> dict[str, Any]:
     return {
         **links,
         "running": process["id"] if process else None,
+        "altered": present.changed(process["plan"], main_pid) if process else "",
         "runs": roll.place(process["plan"]) if process else {},
         "target": state.target(states, **links, running=running),
         "states": [

@@ -66,8 +66,9 @@ def test_the_history_of_an_instance(store: Store, known: list[str]) -> None:
     assert [one["id"] for one in told["states"]] == [*reversed(known)]
     assert "plan" not in told["states"][0], "the whole of it is in the state itself"
     assert told["runs"]["name"] == "chat"
+    assert told["altered"] == ""
     stopped = history.of_instance(store, "chat", None)
-    assert (stopped["running"], stopped["runs"]) == (None, {})
+    assert (stopped["running"], stopped["runs"], stopped["altered"]) == (None, {}, "")
 
 
 def test_as_people_see_it(store: Store, known: list[str]) -> None:

@@ -108,6 +108,15 @@ def test_its_history_is_told() -> None:
     assert "main-process-killed" in outcome.stdout
 
 
+def test_going_back_to_what_runs_starts_nothing(host: Host) -> None:
+    before = main_pids(host, UNITS)
+    outcome = run("playbooks/rollback.yml", instance="two")
+    assert outcome.returncode == 0, outcome.stdout
+    assert "which ran already" in outcome.stdout
+    assert state(host, "two", "wanted")["id"] == state(host, "two", "known-good")["id"]
+    assert main_pids(host, UNITS) == before
+
+
 def test_an_earlier_state_comes_back_with_one_start(host: Host) -> None:
     before = main_pids(host, UNITS)
     starts = host.run("journalctl --unit sglang-one --output cat | grep --count 'Started sglang-one'").stdout
