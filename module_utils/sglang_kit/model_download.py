@@ -23,6 +23,8 @@ from typing import Any
 
 PARTIAL = ".partial"
 AT_ONCE = 4
+UNREACHABLE = "unreachable"
+_NO_WAY = {"TransportError", "ConnectionError"}  # of httpx, and of requests or Python
 
 
 def main() -> int:
@@ -41,6 +43,8 @@ def respond(request: dict[str, Any]) -> dict[str, Any]:
         return fetch(hub, request) if request["files"] else listing(hub, request)
     except Exception as error:  # noqa: BLE001 - whatever the library raises is its answer
         status = getattr(getattr(error, "response", None), "status_code", None)
+        if _NO_WAY & {kind.__name__ for kind in type(error).__mro__}:
+            status = UNREACHABLE
         return {"error": f"{type(error).__name__}: {error}", "status": status}
 
 

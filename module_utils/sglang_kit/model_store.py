@@ -217,8 +217,10 @@ _REMEDIES = {
     401: "give the token of an account that may read it in sglang_model_token",
     403: "accept the licence with the account of sglang_model_token, or give another one",
     404: "look at repository and revision; a private one is not found without its token",
+    model_download.UNREACHABLE: "give the host a way to it (sglang_host_proxy_env, sglang_model_endpoint), "
+    "or copy the model to its path and take it out of sglang_model_downloads",
 }
-"""Status of HTTP -> what to do."""
+"""Status of HTTP, or that there was none -> what to do."""
 
 
 def _masked(text: str, hub: Hub) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -68,6 +69,8 @@ def ask(url, headers):
         refused = HubError(f"{error.code} for {url} with {headers}")
         refused.response = types.SimpleNamespace(status_code=error.code)
         raise refused from None
+    except urllib.error.URLError as error:
+        raise ConnectionError(str(error)) from None
 
 def http_get(url, file, resume_size, headers):
     with ask(url, {**headers, **({"Range": f"bytes={resume_size}-"} if resume_size else {})}) as answer:
@@ -315,6 +318,12 @@ def test_what_the_hub_refuses_is_said_with_what_to_do(
     assert beside(wanted) == set()
 
 
+def test_a_hub_that_cannot_be_reached(wanted: Download, source: Source) -> None:
+    told = refused(wanted, dataclasses.replace(source, endpoint="http://127.0.0.1:9"))
+    assert "Connection refused" in told
+    assert "give the host a way to it (sglang_host_proxy_env, sglang_model_endpoint)" in told
+
+
 def test_a_revision_that_is_not_there(wanted: Download, source: Source) -> None:
     assert "404" in refused(Download(wanted.path, REPOSITORY, "v9"), source)
 
@@ -428,6 +437,8 @@ def test_the_program_answers_with_what_went_wrong(request_: dict[str, Any]) -> N
     answer = model_download.respond({**request_, "token": "wrong"})
     assert answer["status"] == HTTPStatus.UNAUTHORIZED
     assert answer["error"].startswith("HubError: 401")
+    answer = model_download.respond({**request_, "endpoint": "http://127.0.0.1:9"})
+    assert answer["status"] == model_download.UNREACHABLE
 
 
 def test_the_program_as_it_runs(
