@@ -29,7 +29,7 @@ from .readiness import (
     Follower,
 )
 from .report import table
-from .state import Store
+from .state import WANTED, Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -107,9 +107,11 @@ def look(wanted: Mapping[str, str], host: Host) -> dict[str, Any]:
         )
         for name in names
     ]
-    below = survey.marks()
+    below, store = survey.marks(), Store(f"{host.state_directory}/instances")
     for one in instances:
-        one["drift"] = _drift(one, plans.get(one["name"]), below, Store(f"{host.state_directory}/instances"))
+        plan = plans.get(one["name"])
+        one["drift"] = _drift(one, plan, below, store)
+        one["pending"] = _pending(one["name"], plan, store)
     gpus, users = survey.gpus_in_use()
     return {
         "as_wanted": all(one["as_wanted"] for one in instances),
@@ -200,6 +202,15 @@ def _drift(
     pid = one["main_pid"] if mark["running"] == mark["wanted"] else 0
     now = present.view(deployed["plan"], below, main_pid=pid, invocation=one["invocation"])
     return [asdict(found) for found in difference.drift(deployed, now)]
+
+
+def _pending(name: str, plan: Mapping[str, Any] | None, store: Store) -> dict[str, Any] | None:
+    """Find a wanted state that is not the one installed, as a deploy that failed leaves it."""
+    wanted = store.at(name, WANTED)
+    if plan is None or wanted is None or wanted["fingerprint"] == plan["fingerprint"]:
+        return None
+    last = wanted["results"][-1] if wanted["results"] else {}
+    return {"state": wanted["id"], **{key: last.get(key, "") for key in ("result", "time", "sentence")}}
 
 
 _WANTS = {
@@ -337,6 +348,8 @@ def lines(seen: Mapping[str, Any]) -> list[str]:
             found += ["", f"{one['name']}: {one['cause']}"]
             found += [f"  what to do: {one['remedy']}"] if one["remedy"] else []
     drift = [f"{one['name']}: {text}" for one in seen["instances"] for text in _changes(one)]
+    pending = [_short_of(one["name"], one["pending"]) for one in seen["instances"] if one["pending"]]
+    found += _section("Wanted, and not what is installed (docs/change.md, Going back)", pending)
     found += _section("Changed since the deploy (docs/diff.md says what the next one does)", drift)
     found += _section("Engines that no unit of ours runs", [_engine(one) for one in seen["engines"]])
     found += _section("Others on the GPUs", [_foreign(one) for one in seen["foreign"]])
@@ -350,7 +363,12 @@ _HEADINGS = ("instance", "wanted", "state", "up", "pid", "runs", "KV tokens", "r
 
 def _row(one: Mapping[str, Any]) -> list[str]:
     mark = one["fingerprint"]
-    runs = "another plan" if mark["running"] != mark["wanted"] else "changed" if one["drift"] else "as wanted"
+    marks = {
+        "another plan": mark["running"] != mark["wanted"],
+        "changed": one["drift"],
+        "not as wanted": one["pending"],
+    }
+    runs = next((word for word, holds in marks.items() if holds), "as wanted")
     concurrency, pools = one["concurrency"], one["pools"]["allocated"]
     served = "" if concurrency["effective"] is None else str(concurrency["effective"])
     return [
@@ -363,6 +381,13 @@ def _row(one: Mapping[str, Any]) -> list[str]:
         str(pools.get("kv_tokens", "")),
         f"{served} of {concurrency['asked']}" if served and concurrency["asked"] else served,
     ]
+
+
+def _short_of(name: str, pending: Mapping[str, Any]) -> str:
+    if not pending["result"]:
+        return f"{name}: state {pending['state']} was never started"
+    word = pending["result"].replace("_", " ")
+    return f"{name}: state {pending['state']} {word} {pending['time'][:16]}: {pending['sentence']}"
 
 
 def _changes(one: Mapping[str, Any]) -> list[str]:

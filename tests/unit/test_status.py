@@ -436,10 +436,16 @@ def test_a_process_of_another_plan_is_no_drift(world: World, tmp_path: Path) -> 
 def test_what_is_wanted_and_not_installed_yet_is_no_drift(world: World) -> None:
     plan = deploy(world)
     world.units["sglang-chat.service"] = ACTIVE
-    store_of(world).stage(
-        {**plan, "fingerprint": "of a roll-out that ended"}, [], {}, datetime.now(timezone.utc)
-    )
-    assert world.instance(chat="started")["drift"] == []
+    store_of(world).stage({**plan, "fingerprint": "e" * 16}, [], {}, datetime.now(timezone.utc))
+    seen = world.look(chat="started")
+    (one,) = seen["instances"]
+    assert one["drift"] == []
+    assert "not as wanted" in status.lines(seen)[2]
+    assert f"  chat: state {one['pending']['state']} was never started" in status.lines(seen)
+    failed = {"time": "2026-11-29T23:29:00+00:00", "result": "failed", "cause": "", "sentence": "cut off"}
+    store_of(world).record("chat", one["pending"]["state"], failed)
+    told_then = f"  chat: state {one['pending']['state']} failed 2026-11-29T23:29: cut off"
+    assert told_then in status.lines(world.look(chat="started"))
 
 
 def test_a_host_that_was_deployed_before_there_were_states(world: World) -> None:
