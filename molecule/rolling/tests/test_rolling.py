@@ -213,7 +213,11 @@ def running(host: Host, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         stdout=subprocess.DEVNULL,
         env={**os.environ, "LOGNAME": "bob", "ANSIBLE_SSH_CONTROL_PATH_DIR": str(tmp_path)},
     ) as process:
-        wait_until(lambda: show(host, UNITS[1], "ActiveState") == "activating")
+        # Where they have exchanged something before, both start at once.
+        wait_until(
+            lambda: show(host, UNITS[1], "ActiveState") == "activating"
+            and "0" not in main_pids(host, UNITS[:2]).values()
+        )
         yield process
         process.kill()
 
