@@ -215,8 +215,10 @@ def running(host: Host, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     ) as process:
         # Where they have exchanged something before, both start at once.
         wait_until(
-            lambda: show(host, UNITS[1], "ActiveState") == "activating"
-            and "0" not in main_pids(host, UNITS[:2]).values()
+            lambda: (
+                show(host, UNITS[1], "ActiveState") == "activating"
+                and "0" not in main_pids(host, UNITS[:2]).values()
+            )
         )
         yield process
         process.kill()
