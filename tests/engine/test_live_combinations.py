@@ -59,6 +59,12 @@ def dflash(directory: str = DFLASH, **more: object) -> dict[str, Any]:
     return {"strategy": {"method": "dflash", "draft_model": directory, **more}}
 
 
+def eagle(method: str = "eagle3", context: int = 2048, **more: object) -> dict[str, Any]:
+    """Give a definition with an EAGLE3 head, which was trained with a context of 2048 tokens."""
+    strategy = {"method": method, "draft_model": EAGLE3, "steps": 3, "topk": 1, "draft_tokens": 4}
+    return {"strategy": strategy, "context_length": context, **more}
+
+
 NO_BUFFER = {STRATEGY: "no_buffer"}
 EXTRA = {STRATEGY: "extra_buffer"}
 CASES = {
@@ -165,9 +171,12 @@ CASES = {
     "eagle with an eagle3 head": Case(
         PLAN,
         "the draft model is made for eagle3",
-        {"strategy": {"method": "eagle", "draft_model": EAGLE3, "steps": 3, "topk": 1, "draft_tokens": 4}},
-        {"strategy": {"method": "eagle3", "draft_model": EAGLE3, "steps": 3, "topk": 1, "draft_tokens": 4}},
+        eagle("eagle"),
+        eagle(),
         model=DENSE,
+    ),
+    "a context that is longer than the draft's": Case(
+        PLAN, "is longer than the draft model's 2048", eagle(context=2049), eagle(), model=DENSE
     ),
     "mtp without prediction layers": Case(
         PLAN, "has no prediction layers of its own", mtp(), {}, model=DENSE
@@ -175,11 +184,8 @@ CASES = {
     "mixed chunks with speculation": Case(
         OVERRIDE,
         "enable_mixed_chunk: asked True, the engine makes it False",
-        {
-            "strategy": {"method": "eagle3", "draft_model": EAGLE3, "steps": 3, "topk": 1, "draft_tokens": 4},
-            **args(enable_mixed_chunk=True),
-        },
-        {"strategy": {"method": "eagle3", "draft_model": EAGLE3, "steps": 3, "topk": 1, "draft_tokens": 4}},
+        eagle(**args(enable_mixed_chunk=True)),
+        eagle(),
         model=DENSE,
         versions=("0.5.15.post1",),
     ),
