@@ -29,6 +29,7 @@ options:
   state_directory: {description: Directory of state and evidence., type: path, default: /var/lib/sglang}
   package_cache: {description: Directory of uv's cache., type: path, default: /opt/sglang/uv-cache}
   models_directory: {description: Directory of the models., type: path, default: /srv/models}
+  unit_directory: {description: Directory of the units., type: path, default: /etc/systemd/system}
 attributes:
   check_mode: {description: Only reads., support: full}
   diff_mode: {description: Changes nothing., support: none}
@@ -75,11 +76,11 @@ foreign:
   returned: always
   sample: [{gpu: 0, reserved: true, pid: 77, unit: train.service, command: train, memory_mib: 4706}]
 disk:
-  description: What fills the disk.
+  description: What lies on the disk, drop-ins of the units included.
   type: list
   elements: dict
   returned: always
-  sample: [{kind: releases, path: /opt/sglang/releases/0.5.23-52d6472cc106, bytes: 9500000000}]
+  sample: [{kind: models, path: /srv/models/chat, bytes: 9500000000, size: 8.85 GiB}]
 lines:
   description: The same for people.
   type: list
@@ -102,6 +103,7 @@ ARGUMENTS = {
     "state_directory": {"type": "path", "default": "/var/lib/sglang"},
     "package_cache": {"type": "path", "default": "/opt/sglang/uv-cache"},
     "models_directory": {"type": "path", "default": "/srv/models"},
+    "unit_directory": {"type": "path", "default": "/etc/systemd/system"},
 }
 
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from .credentials import MASK
 from .evidence import without_secrets
 from .fingerprint import VARIABLE
+from .quantity import GIB
 from .report import WIDTH, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     View = Mapping[str, Any]
     """``title`` and ``of`` for people, ``on`` (its host), ``plan``; and where they are known ``host``
@@ -72,6 +73,8 @@ _FLAGS = (
 
 _PLACE = ("gpus", "shared", "after")
 _PLANNED = ("kv_tokens", "state_slots", "sliding_tokens", "full_contexts", "concurrency", "headroom_gib")
+_GIB = {"gib": 1, "bytes": GIB}
+_INITIALS = ("k", "v", "kv", "swa", "ssm")
 _ASSIGNMENT = re.compile(
     r'^(?P<name>\w+)=(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>[^\n]*))$', re.MULTILINE | re.DOTALL
 )
@@ -175,16 +178,13 @@ def facts(view: View, *, times: bool = True) -> Facts:
             found["environment"][name] = _neutral(text, plan)
     found["address"].update({name: _text(plan[name]) for name in _PLACE if plan.get(name)})
     memory = plan.get("memory") or {}
-    found["planned"].update(
-        {name.replace("_", " "): _text(memory[name]) for name in _PLANNED if memory.get(name)}
-    )
-    pools = memory.get("pools_gib") or {}
-    found["planned"].update(
-        {f"{name} GiB".replace("_", " "): _text(size) for name, size in pools.items() if size}
-    )
+    pools = {f"{name}_gib": size for name, size in (memory.get("pools_gib") or {}).items()}
+    found["planned"].update(_amounts({**{name: memory.get(name) for name in _PLANNED}, **pools}))
     for name, mark in (view.get("models") or {}).items():
         found["model"][name] = (mark if times else mark.partition(".")[0]) or "absent"
-    for kind, key in (("host", "host"), ("held", "held"), ("secret", "secrets"), ("allocated", "allocated")):
+    if view.get("allocated") is not None:
+        found["allocated"] = dict(_amounts(view["allocated"]))
+    for kind, key in (("host", "host"), ("held", "held"), ("secret", "secrets")):
         if view.get(key) is not None:
             found[kind] = {name: _text(value) for name, value in view[key].items()}
     if view.get("files") is not None:
@@ -207,6 +207,16 @@ def flags(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 def _text(value: object) -> str:
     return ", ".join(map(_text, value)) if isinstance(value, (list, tuple)) else f"{value}"
+
+
+def _amounts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Name what a plan or an engine counts, and write it as tables do; nothing of what is not there."""
+    for key, value in values.items():
+        words = [word.upper() if word in _INITIALS else word for word in key.split("_")]
+        if value and words[-1] in _GIB:
+            yield " ".join(words[:-1]), f"{value / _GIB[words[-1]]:.2f} GiB"
+        elif value:
+            yield " ".join(words), f"{value:,}"
 
 
 def _neutral(text: str, plan: Mapping[str, Any]) -> str:
@@ -337,7 +347,8 @@ def lines(left: View, right: View, found: Comparison) -> list[str]:
     """Lay out a comparison: the rows side by side, and below it why the first ones matter."""
     sides = [f"  {one['title']}: {one['of']}" for one in (left, right) if one.get("of")]
     head = [f"{left['plan']['name']}: {left['title']} against {right['title']}", *sides, ""]
-    unknown = _titles(found.unknown)
+    # What has not run has allocated nothing: that goes without saying.
+    unknown = [kind.title for kind in KINDS if kind.id in found.unknown and kind.id != "allocated"]
     rest = ["", f"not compared, since one side does not know it: {', '.join(unknown)}"] if unknown else []
     if not found.differences:
         return [*head, "no difference", *rest]
@@ -350,10 +361,6 @@ def lines(left: View, right: View, found: Comparison) -> list[str]:
     why = [f"{kind.title}: {kind.reason}" for kind in KINDS if kind.id in seen]
     headings = ("what", "name", _cut(left["title"], room), _cut(right["title"], room))
     return [*head, *table(headings, rows), "", "what matters first", *(f"  {text}" for text in why), *rest]
-
-
-def _titles(kinds: Iterable[str]) -> list[str]:
-    return [kind.title for kind in KINDS if kind.id in kinds]
 
 
 def _short(text: str) -> str:

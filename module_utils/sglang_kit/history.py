@@ -58,6 +58,6 @@ def _row(one: Mapping[str, Any], history: Mapping[str, Any]) -> list[str]:
         f"{by.get('user', '')}@{by['controller']}"[: WIDTH // 4] if by.get("controller") else "",
         by.get("commit", ""),
         one["engine_version"],
-        "never started" if last is None else f"{last['result'].replace('_', ' ')} {last['time'][:16]}",
+        "never started" if last is None else f"{state.RESULTS[last['result']]} {last['time'][:16]}",
         ", ".join(marks).replace("_", "-"),
     ]

@@ -43,6 +43,8 @@ KNOWN_GOOD = "known-good"
 READY = "ready"
 FAILED = "failed"
 ROLLED_BACK = "rolled_back"
+RESULTS = {READY: "ready", FAILED: "failed", ROLLED_BACK: "ready again"}
+"""What became of a start, for people: a state is ready again when its instance was set back to it."""
 
 _STATE = "state.json"
 _FILES = "files"

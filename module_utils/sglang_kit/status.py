@@ -29,7 +29,7 @@ from .readiness import (
     Follower,
 )
 from .report import table
-from .state import WANTED, Store
+from .state import RESULTS, WANTED, Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -59,6 +59,7 @@ STATES: dict[str, str] = {
 HEALTH_SECONDS = 5.0
 """How long ``/health`` may take: a busy server is slow to answer, not silent."""
 DISK = ("releases", "package cache", "kernel caches", "models", "state and evidence")
+"""What may fill the disk; drop-ins are listed besides, for whoever removes the instances."""
 _CAUSES = (FAILED, RESTARTING)
 _MODULE = "sglang.launch_server"
 _TITLE = "sglang::"
@@ -74,6 +75,7 @@ class Host:
     state_directory: str
     package_cache: str
     models_directory: str
+    unit_directory: str
     reserved_gpus: tuple[str, ...] = ()
 
 
@@ -304,19 +306,21 @@ def foreign(
 
 
 def disk(host: Host) -> list[dict[str, Any]]:
-    """Measure what fills the disk; files that releases share with the cache count for the releases alone."""
+    """Measure what lies here; files that releases share with the cache count for the releases alone."""
     groups = {
         "releases": sorted(Path(host.root, "releases").glob("*")),
         "kernel caches": sorted(Path(host.cache_directory).glob("*")),
         "package cache": [Path(host.package_cache)],
         "models": sorted(Path(host.models_directory).glob("*")),
         "state and evidence": [Path(host.state_directory)],
+        "drop-ins": sorted(Path(host.unit_directory).glob("sglang-*.service.d")),
     }
     kinds = {
         str(place.resolve()): kind for kind, places in groups.items() for place in places if place.is_dir()
     }
     sizes = _sizes(list(kinds))
-    return [{"kind": kind, "path": path, "bytes": sizes.get(path, 0)} for path, kind in kinds.items()]
+    found = ((kind, path, sizes.get(path, 0)) for path, kind in kinds.items())
+    return [{"kind": kind, "path": path, "bytes": size, "size": human(size)} for kind, path, size in found]
 
 
 def _sizes(paths: Sequence[str]) -> dict[str, int]:
@@ -370,7 +374,7 @@ def _row(one: Mapping[str, Any]) -> list[str]:
     }
     runs = next((word for word, holds in marks.items() if holds), "as wanted")
     concurrency, pools = one["concurrency"], one["pools"]["allocated"]
-    served = "" if concurrency["effective"] is None else str(concurrency["effective"])
+    served = "" if concurrency["effective"] is None else f"{concurrency['effective']:,}"
     return [
         one["name"],
         one["wanted"],
@@ -378,16 +382,16 @@ def _row(one: Mapping[str, Any]) -> list[str]:
         _age(one["uptime_seconds"]),
         str(one["main_pid"] or ""),
         "" if mark["running"] is None else runs,
-        str(pools.get("kv_tokens", "")),
-        f"{served} of {concurrency['asked']}" if served and concurrency["asked"] else served,
+        f"{pools['kv_tokens']:,}" if "kv_tokens" in pools else "",
+        f"{served} of {concurrency['asked']:,}" if served and concurrency["asked"] else served,
     ]
 
 
 def _short_of(name: str, pending: Mapping[str, Any]) -> str:
     if not pending["result"]:
         return f"{name}: state {pending['state']} was never started"
-    word = pending["result"].replace("_", " ")
-    return f"{name}: state {pending['state']} {word} {pending['time'][:16]}: {pending['sentence']}"
+    last = f"{RESULTS[pending['result']]} {pending['time'][:16]}"
+    return f"{name}: state {pending['state']} {last}: {pending['sentence']}".rstrip(": ")
 
 
 def _changes(one: Mapping[str, Any]) -> list[str]:

@@ -90,11 +90,11 @@ def test_what_matters_first_stands_first() -> None:
         engine_version="0.5.15.post1",
         release=OLD_RELEASE,
         environment={"PATH": f"{OLD_RELEASE}/bin:/usr/bin", "GREETING": "no", "NCCL_DEBUG": "INFO"},
-        memory={"kv_tokens": 100, "pools_gib": {"weights": 50.5}},
+        memory={"kv_tokens": 100, "pools_gib": {"weights": 50.75}},
         gpus=["2"],
     )
     now["host"]["driver"] = "590.2"
-    now["allocated"] = {"kv_tokens": 101}
+    now["allocated"] = {"kv_tokens": 101, "kv_bytes": 5 << 29}
     assert rows(now, view()) == [
         ("engine", "SGLang", "0.5.15.post1", "0.5.23"),
         ("engine", "release", "0.5.15.post1-0a1b2c3d4e5f", "0.5.23-52d6472cc106"),
@@ -105,8 +105,10 @@ def test_what_matters_first_stands_first() -> None:
         ("environment", "GREETING", "no", 'a "word"'),
         ("environment", "NCCL_DEBUG", "INFO", ""),
         ("address", "gpus", "2", "1"),
-        ("planned", "kv tokens", "100", "165000"),
-        ("allocated", "kv_tokens", "101", "165100"),
+        ("planned", "KV tokens", "100", "165,000"),
+        ("planned", "weights", "50.75 GiB", "50.50 GiB"),
+        ("allocated", "KV", "2.50 GiB", ""),
+        ("allocated", "KV tokens", "101", "165,100"),
     ]
 
 
@@ -123,14 +125,17 @@ def test_what_one_side_cannot_know_is_named_and_not_compared() -> None:
     found = difference.told(difference.of_plan(plan()), view())
     assert found["differences"] == []
     assert found["unknown"] == ["host", "secret", "file", "allocated"]
-    assert (
-        found["lines"][-1] == "not compared, since one side does not know it: host, secret, file, allocated"
-    )
+    assert found["lines"][-1] == "not compared, since one side does not know it: host, secret, file"
     assert found["left"] == {"title": "inventory", "on": "", "of": ""}
     assert (
         found["right"]["of"]
         == "20261129T101500Z-667903be, deployed 2026-11-29T10:15:00+00:00 by ada from desk"
     )
+
+
+def test_that_nothing_is_allocated_before_a_start_is_not_told() -> None:
+    new = {**view(), "allocated": None}
+    assert difference.told(new, view())["lines"][-1] == "no difference"
 
 
 def test_a_state_without_a_proof_and_without_an_origin() -> None:

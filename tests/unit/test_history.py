@@ -84,6 +84,13 @@ def test_as_people_see_it(store: Store, known: list[str]) -> None:
     ]
 
 
+def test_a_state_to_which_its_instance_was_set_back_is_ready_again(store: Store, known: list[str]) -> None:
+    back = {"time": "2026-11-29T18:04:30+00:00", "result": "rolled_back", "cause": "", "sentence": ""}
+    store.record("chat", known[0], back)
+    lines = history.lines("chat", history.of_instance(store, "chat", None))
+    assert any(f"  {known[0]}  " in line and "ready again 2026-11-29T18:04" in line for line in lines)
+
+
 @pytest.fixture(scope="module")
 def module() -> ModuleType:
     return modules.load("sglang_history")

@@ -140,6 +140,7 @@ class World:
         host = status.Host(
             root=str(self.directory / "opt"),
             models_directory=str(self.directory / "models"),
+            unit_directory=str(self.directory),
             reserved_gpus=("0",),
             **places,
         )
@@ -205,7 +206,7 @@ def test_a_ready_instance_with_its_pools(world: World) -> None:
     assert one["concurrency"] == {"asked": 16, "effective": 12}
     assert world.asked == ["health", "server_info"]
     assert status.lines(seen)[2].split() == [
-        *("chat", "started", "ready", "2", "h", "7", "as", "wanted", "165000", "12", "of", "16")
+        *("chat", "started", "ready", "2", "h", "7", "as", "wanted", "165,000", "12", "of", "16")
     ]
 
 
@@ -474,6 +475,7 @@ def host(directory: Path) -> status.Host:
         state_directory="/nonesuch",
         package_cache=str(directory / "uv"),
         models_directory="/nonesuch",
+        unit_directory=str(directory / "system"),
     )
 
 
@@ -488,6 +490,14 @@ def test_what_releases_share_with_the_cache_counts_once(tmp_path: Path) -> None:
     assert [one["kind"] for one in found.values()] == ["releases", "kernel caches", "package cache"]
     assert found[str(release)]["bytes"] >= MIB
     assert found[str(cache)]["bytes"] < MIB
+    assert found[str(release)]["size"] == "1 MiB"
+
+
+def test_drop_ins_are_found_whatever_became_of_their_units(tmp_path: Path) -> None:
+    ours, others = (tmp_path / "system" / f"{name}.service.d" for name in ("sglang-chat", "ssh"))
+    for directory in (ours, others):
+        directory.mkdir(parents=True)
+    assert [(one["kind"], one["path"]) for one in status.disk(host(tmp_path))] == [("drop-ins", str(ours))]
 
 
 def test_a_host_without_du_or_directories(tmp_path: Path, tools: Tools) -> None:
