@@ -75,17 +75,19 @@ def back(
     """Set instances back to their last good state after a batch has failed, and ask for its start.
 
     ``attempted`` are the states that were tried. ``ready`` and ``failures`` are what ``sglang_ready``
-    returned; both are empty where the batch failed before any start: then all of it goes back.
+    returned; both are empty where the batch failed before any start: then all of it goes back. A last good
+    state that was found running, and not started here, is started once: after a hang it may serve again.
     """
     now = datetime.now(timezone.utc)
     going = go_back(steps, failures or [step["name"] for step in steps])
+    started = [step["name"] for step in steps if step["action"] in STARTS]
     seen = {name: _evidence(store.read(name, attempted[name])["plan"]) for name in failures}
     targets, stays = {}, {}
     for name in going:
         good = store.at(name, state.KNOWN_GOOD)
         if good is None:
             stays[name] = "no state of it was ever ready"
-        elif good["id"] == attempted.get(name):
+        elif good["id"] == attempted.get(name) and name in started:
             stays[name] = f"what failed is its last good state, {good['id']}"
         elif store.obstacle(good):
             stays[name] = f"its last good state {good['id']} cannot come back: {store.obstacle(good)}"

@@ -263,6 +263,18 @@ def test_where_there_is_no_way_back_the_reason_is_told(host: Host) -> None:
     assert not any(call.startswith("restart") for call in host.told())
 
 
+def test_a_last_good_state_that_hangs_is_started_once(host: Host) -> None:
+    good = host.stage(1)
+    host.store.record("chat", good, {"result": READY})
+    found = switch.forward(host.store, [step("chat", "prove")]).states
+    hangs = {**BAD, "cause": "no-progress"}
+    back = switch.back(host.store, [step("chat", "prove")], found, ready={}, failures={"chat": hangs})
+    assert (back.states, back.stays) == ({"chat": good}, {})
+    assert back.previous == {"chat": "of-sglang-chat.service"}
+    assert host.told()[-1] == "restart --no-block sglang-chat.service"
+    assert host.results("chat", good) == [READY, FAILED]
+
+
 def test_an_outcome_keeps_pools_and_times() -> None:
     verdict = {**GOOD, "stages": [{"name": "weights", "begin": 1.0, "seconds": 31.5}]}
     assert switch.outcome(READY, verdict, NOW) == {
