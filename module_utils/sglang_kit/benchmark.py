@@ -161,7 +161,10 @@ def planned(
 
 
 def cleared(settings: HostSettings) -> HostSettings:
-    """Return the host as it is once its services are stopped, which a run does before it starts anything."""
+    """Return the host as it is once its services are stopped, which a run does before it starts anything.
+
+    What a deploy would take over stays: a benchmark takes nothing over.
+    """
     own = [one for one in settings.seen_processes if one["unit"].startswith("sglang-")]
     gpus = [
         {
@@ -172,7 +175,7 @@ def cleared(settings: HostSettings) -> HostSettings:
         for gpu in settings.seen_gpus
     ]
     others = [one for one in settings.seen_processes if one not in own]
-    return replace(settings, seen_gpus=tuple(gpus), seen_processes=tuple(others))
+    return replace(settings, seen_gpus=tuple(gpus), seen_processes=tuple(others), adopted=())
 
 
 def outlook(

@@ -1,8 +1,9 @@
 """Deploy to a GPU host, look closely, break it in three ways, bring it back: one run from start to end.
 
-    python3 tests/gpu/acceptance.py RESULTS [--two-gpus]
+    python3 tests/gpu/acceptance.py RESULTS [--two-gpus | --benchmark]
 
-With ``--two-gpus`` it is shorter, and one instance serves from two of them.
+Two shorter ones: with ``--two-gpus`` one instance serves from two of them; with ``--benchmark`` a matrix is
+measured on a host with a service of its own, beside whoever uses the second card.
 
 Needs ansible-core on this machine, and a GPU host in ``tests/gpu/inventory`` whose driver, release and model
 are in place (docs/gpu.md). Writes to RESULTS one file a step, with what was run, what it said and how long it
@@ -104,7 +105,7 @@ class Run:
         return int(bool(failed))
 
 
-def call(command: list[str], seconds: float = 400) -> Said:
+def call(command: list[str], seconds: float = 900) -> Said:
     """Run a command and wait for it."""
     begun = time.monotonic()
     try:
@@ -195,12 +196,16 @@ def main() -> int:
     """Run all steps."""
     parser = argparse.ArgumentParser(description="Run the acceptance on a GPU host.")
     parser.add_argument("results", type=Path)
-    parser.add_argument("--two-gpus", action="store_true", help="one instance on two GPUs instead")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--two-gpus", action="store_true", help="one instance on two GPUs instead")
+    kinds.add_argument("--benchmark", action="store_true", help="a matrix of strategies instead")
     given = parser.parse_args()
     results = given.results.resolve()
     results.mkdir(parents=True, exist_ok=True)
     run = Run(results)
     run.step("host", on("cat /etc/os-release; uname -r; systemctl --version; nvidia-smi"))
+    if given.benchmark:
+        return accept_benchmark(run)
     return accept_two_gpus(run) if given.two_gpus else accept(run)
 
 
@@ -239,6 +244,40 @@ def accept_two_gpus(run: Run) -> int:
         memory_is_back=r"(?m)^\d{1,3}\n\d{1,3}$",
     )
     return run.summary(first_start_seconds=round(seconds, 1))
+
+
+def accept_benchmark(run: Run) -> int:
+    """Measure a matrix on the GPU of the host's own service, which makes room for it and comes back."""
+    if not deployed(run):
+        return run.summary()
+    complete(run, "completion")
+    look = (
+        on(f"systemctl show {UNIT} -p ActiveState -p StatusText -p MainPID"),
+        on(USED_0),
+        on("nvidia-smi"),
+    )
+    serves = {"serves": r"(?m)^StatusText=ready$", "holds_its_card": r"(?m)^\d{5,6}$"}
+    run.step("before", *look, **serves)
+    matrix = play(
+        "playbooks/benchmark.yml", "-e", "matrix=strategies", "-e", f"sglang_artifacts_dir={run.results}"
+    )
+    run.step(
+        "benchmark",
+        matrix,
+        ends_well=r"failed=0",
+        ddtree_is_refused=r"tp1, ddtree, 1, 8 clients: refused",
+        **{
+            f"{variant}_{clients}_is_measured": rf"(?m)^ +tp1 +{variant} +{clients} .* measured$"
+            for variant in ("autoregressive", "mtp")
+            for clients in (1, 8)
+        },
+    )
+    run.step("after", *look, **serves)
+    complete(run, "completion-after")
+    run.step("again", matrix, *look, nothing_is_left=r"(?m)^ +tp1 +mtp .* has results$", **serves)
+    for path in run.results.glob("benchmark/strategies/*"):
+        path.write_text(anonymous(path.read_text(encoding="utf-8")), encoding="utf-8")
+    return run.summary()
 
 
 def accept(run: Run) -> int:

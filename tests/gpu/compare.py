@@ -2,17 +2,19 @@
 
     python3 compare.py OUT_DIR [--seconds 360] [--gpu 0]
 
-A process holds the rest of the card, so that as much is free as on a card of 96 GB. First the flags that
-people had tuned by hand (the row ``q36_mtp_hand_graphs`` of the measured starts), then what the kit plans for
-the same model, context and method. 16 clients ask one request after another; weights are random, so drafts
-are hardly ever accepted, in both alike. Every client has had one answer before the clock starts. The first
-load is the one that the hand-tuned row was measured under. The second has short prompts and long answers:
-reading a prompt takes both the same time. Writes OUT_DIR/comparison.json and both journals.
+A process holds the rest of the card, so that as much is free as on a card of 96 GB. First what the kit plans,
+then the flags that people had tuned by hand (the row ``q36_mtp_hand_graphs`` of the measured starts) for the
+same model, context and method. 16 clients ask one request after another; weights are random, so drafts are
+hardly ever accepted, in both alike. Every client has had one answer before the clock starts. The first load
+is the one that the hand-tuned row was measured under. The second has short prompts and long answers: reading
+a prompt takes both the same time. Writes both journals, and OUT_DIR/comparison.json: anew after each load, so
+that what was measured is there when the machine goes away.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import random
 import re
@@ -22,7 +24,10 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parents[1] / "module_utils")]
@@ -123,8 +128,8 @@ def client(server: Server, shape: Shape, number: int, until: float, load: Load) 
         begun = time.monotonic()
         try:
             server.ask("/generate", {"input_ids": prompt, "sampling_params": sampling}, 120)
-        except OSError as error:
-            load.faults.append(f"{time.monotonic() - begun:.1f} s: {error}")
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            load.faults.append(f"{time.monotonic() - begun:.1f} s: {error!r}")
             return
         load.seconds.append(time.monotonic() - begun)
         if time.monotonic() > until:
@@ -154,13 +159,18 @@ def under_load(server: Server, shape: Shape, seconds: float, card: Card) -> dict
         r"Decode batch.*?#running-req: (\d+).*?gen throughput \(token/s\): ([\d.]+)", server.text[before:]
     )
     decode = [(int(running), float(rate)) for running, rate in lines]
-    most = max(running for running, _ in decode)
-    full = [rate for running, rate in decode if running == most]
     waits = sorted(load.seconds)
-    return {
+    told = {
         "prompt_tokens": shape.prompt,
         "answer_tokens": shape.answer,
         "load_seconds": round(elapsed, 1),
+    }
+    if not decode or not waits:
+        return {**told, "answered": len(waits), "faults": load.faults}
+    most = max(running for running, _ in decode)
+    full = [rate for running, rate in decode if running == most]
+    return {
+        **told,
         "running_requests": most,
         "decode_lines_with_all_of_them": round(len(full) / len(decode), 3),
         "answered": len(waits),
@@ -173,27 +183,34 @@ def under_load(server: Server, shape: Shape, seconds: float, card: Card) -> dict
     }
 
 
-def serve(case: dict[str, Any], server: Server, card: Card, seconds: float) -> dict[str, Any]:
-    """Start, load, and tell what came of it."""
+def serve(case: dict[str, Any], server: Server, card: Card, seconds: float) -> Iterator[dict[str, Any]]:
+    """Start, load, and tell what came of it so far: when it is ready, and after each load."""
+    if not server.wait_for("[gate]", START_SECONDS):
+        yield {"case": case["case"], "fault": "did not come to the card", "end": server.text[-2000:]}
+        return
     server.gate.touch()
     begun = time.monotonic()
     if not server.wait_for("fired up and ready", START_SECONDS):
-        return {"case": case["case"], "fault": "did not start", "end": server.text[-2000:]}
+        yield {"case": case["case"], "fault": "did not start", "end": server.text[-2000:]}
+        return
     ready_seconds, free = time.monotonic() - begun, card.free
     (tokens,) = re.findall(r"max_total_num_tokens=(\d+)", server.text)[:1]
     warm, _, _ = clients(server, SHAPES[0], 0, card)
-    return {
+    loads: list[dict[str, Any]] = []
+    told = {
         "case": case["case"],
         "argv": case["argv"],
+        "memory": case.get("memory"),
         "ready_seconds": round(ready_seconds, 1),
         "kv_tokens": int(tokens),
         "free_gib_ready": round(free / 2**30, 2),
         "faults_before": warm.faults,
-        "loads": [
-            under_load(server, shape, time_of_it, card)
-            for shape, time_of_it in zip(SHAPES, (seconds, SECOND_SECONDS), strict=True)
-        ],
+        "loads": loads,
     }
+    yield told
+    for shape, time_of_it in zip(SHAPES, (seconds, SECOND_SECONDS), strict=True):
+        loads.append(under_load(server, shape, time_of_it, card))
+        yield told
 
 
 def main() -> int:
@@ -209,17 +226,19 @@ def main() -> int:
     card = Card(arguments.gpu)
     smaller = Smaller(card)
     smaller.to(FREE_GIB)
-    found = []
-    cases = [(hand_tuned(), HAND_SECONDS), (planned(), arguments.seconds)]
+    found: list[dict[str, Any]] = []
+    # The longer one first: it is what a machine that goes away early must not take along.
+    cases = [(planned(), arguments.seconds), (hand_tuned(), HAND_SECONDS)]
     servers = [launch(case, arguments.out, FIRST_PORT + 20 * n) for n, (case, _) in enumerate(cases)]
     for server, (case, seconds) in zip(servers, cases, strict=True):
         smaller.wait_until_empty()
-        if server.wait_for("[gate]", START_SECONDS):
-            found.append({**serve(case, server, card, seconds), "memory": case.get("memory")})
+        found.append({})
+        for so_far in serve(case, server, card, seconds):
+            found[-1] = so_far
+            text = json.dumps(found, indent=1)
+            (arguments.out / "comparison.json").write_text(f"{text}\n", encoding="utf-8")
         server.kill()
-        text = json.dumps(found, indent=1)
-        (arguments.out / "comparison.json").write_text(f"{text}\n", encoding="utf-8")
-        tell(text)
+        tell(json.dumps(found[-1], indent=1))
     smaller.to(None)
     return 0
 

@@ -107,19 +107,40 @@ def test_a_matrix_that_there_is_not() -> None:
 # --- the plan ------------------------------------------------------------------------------------
 
 
+def seen(index: int, free_gib: float) -> dict[str, Any]:
+    return {"index": index, "uuid": f"GPU-{index}", "memory_free_bytes": int(free_gib * 2**30)}
+
+
+def holder(gpu: int, unit: str, gib: float) -> dict[str, Any]:
+    who = {"pid": 77, "unit": unit, "command": "python", "ancestors": []}
+    return {**who, "gpu": gpu, "memory_bytes": int(gib * 2**30)}
+
+
+def refused(settings: HostSettings, **changes: object) -> dict[tuple[str, str], str]:
+    found = benchmark.outlook(matrix(**changes), settings=settings, models=MODELS, text="")
+    return {(one["group"], one["variant"]): one["reason"] for one in found["refused"]}
+
+
 def test_memory_of_services_that_will_be_stopped_counts_as_free() -> None:
-    def seen(unit: str) -> HostSettings:
-        who = {"pid": 77, "unit": unit, "command": "python", "ancestors": []}
-        held = {**who, "gpu": 1, "memory_bytes": 90 << 30}
-        gpu = {"index": 1, "uuid": "GPU-1", "memory_free_bytes": 4 << 30}
-        return replace(HOST, seen_gpus=(gpu,), seen_processes=(held,))
+    """Two cards: the host's own service fills one, the other one's holder is outside of this container."""
+    cards = {"gpus": {"own": [0], "other": [1]}}
+    held = replace(
+        HOST, seen_gpus=(seen(0, 4.2), seen(1, 1.4)), seen_processes=(holder(0, "sglang-chat.service", 90),)
+    )
+    reasons = refused(held, **cards)
+    assert set(reasons) == {("own", "ddtree"), ("other", "none"), ("other", "mtp"), ("other", "ddtree")}
+    assert "GPU 1 has 1.40 GiB free" in reasons["other", "mtp"]
+    assert "no process that can be seen holds the rest" in reasons["other", "mtp"]
 
-    def refused(settings: HostSettings) -> set[str]:
-        found = benchmark.outlook(matrix(gpus={"one card": [1]}), settings=settings, models=MODELS, text="")
-        return {one["variant"] for one in found["refused"]}
 
-    assert refused(seen("sglang-chat.service")) == {"ddtree"}
-    assert refused(seen("ollama.service")) == {"none", "mtp", "ddtree"}
+@pytest.mark.parametrize("adopted", [(), ("ollama.service",)])
+def test_memory_of_others_does_not(adopted: tuple[str, ...]) -> None:
+    """Nor where a deploy would take them over."""
+    processes = (holder(1, "ollama.service", 90),)
+    held = replace(HOST, seen_gpus=(seen(1, 4.2),), seen_processes=processes, adopted=adopted)
+    reasons = refused(held, gpus={"one card": [1]})
+    assert set(reasons) == {("one card", "none"), ("one card", "mtp"), ("one card", "ddtree")}
+    assert "(ollama.service) holds 90.00 GiB" in reasons["one card", "mtp"]
 
 
 def test_each_start_is_planned_for_its_highest_level() -> None:
