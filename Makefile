@@ -36,7 +36,7 @@ tables: setup ## Write the generated tables into the documentation again
 
 .PHONY: engines
 engines: setup ## Test tables and rules against installed engines (skipped without a Python that they support)
-	SGLANG_TEST_VENVS=$$(scripts/engines 0.5.15.post1 0.5.23) $(BIN)/python -m pytest tests/engine
+	venvs=$$(scripts/engines 0.5.15.post1 0.5.23); SGLANG_TEST_VENVS=$$venvs $(BIN)/python -m pytest tests/engine
 
 .PHONY: newest
 newest: setup ## Run the unit tests on Debian 13 with the newest ansible-core
