@@ -18,6 +18,7 @@ from sglang_kit import (  # noqa: E402
     breakdown,
     chart,
     difference,
+    instance,
     lockfile,
     plan,
     report,
@@ -47,6 +48,11 @@ def sglang_faults(instances: object, host: Mapping[str, Any], models: Mapping[st
     except ProblemsError as error:
         return str(error)
     return ""
+
+
+def sglang_misspelt(names: list[str], known: list[str]) -> list[str]:
+    """Say which variables are nearly, but not quite, those that are known."""
+    return instance.misspelt(names, known)
 
 
 def sglang_secrets(instances: object, host: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -172,6 +178,7 @@ class FilterModule:
             "sglang_measured": sglang_measured,
             "sglang_matrix": sglang_matrix,
             "sglang_memory": sglang_memory,
+            "sglang_misspelt": sglang_misspelt,
             "sglang_page": sglang_page,
             "sglang_plan": sglang_plan,
             "sglang_report": sglang_report,

@@ -18,7 +18,7 @@ from . import hook
 from .readiness import STAGE_SECONDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from typing_extensions import TypeGuard
 
@@ -489,6 +489,14 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def misspelt(names: Iterable[str], known: Sequence[str]) -> list[str]:
+    """Say which variables are not ``known``, but nearly; others with our prefix may be the user's own."""
+    near = {name: difflib.get_close_matches(name, known, n=1, cutoff=0.9) for name in {*names} - {*known}}
+    return [
+        f"{name} is no variable of ours: did you mean {near[name][0]}?" for name in sorted(near) if near[name]
+    ]
 
 
 def _nearest(value: object, known: Sequence[str]) -> str:

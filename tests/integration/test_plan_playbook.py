@@ -49,12 +49,21 @@ def test_a_plan_is_shown_and_its_page_written(plan: Plan, tmp_path: Path) -> Non
     assert deployed.returncode == 0, deployed.stdout
     for essential in ("chat: GPU 1", "dflash-smoke: GPU 2", "long: GPUs 4, 5, 6, 7 as one group", "  binds "):
         assert f"        {essential}" in deployed.stdout
+    assert "is no variable of ours" not in deployed.stdout
     shown = page.read_text(encoding="utf-8")
     assert "<h2>chat</h2>" in shown
     assert ">measured<" in shown
     later = plan()
     assert "changed=0" in later.stdout
     assert page.read_text(encoding="utf-8") == shown
+
+
+def test_a_misspelt_variable_is_told_before_the_plan(plan: Plan) -> None:
+    outcome = plan("--extra-vars=sglang_host_reserved_gpu=1")
+    assert outcome.returncode == 0, outcome.stdout
+    told, _, shown = outcome.stdout.partition("sglang_host_reserved_gpu is no variable of ours")
+    assert "chat: GPU 1" in shown
+    assert "chat: GPU 1" not in told
 
 
 def test_check_mode_writes_nothing(plan: Plan, tmp_path: Path) -> None:

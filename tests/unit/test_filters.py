@@ -135,6 +135,13 @@ def test_a_fault_is_shown_with_its_place_in_the_inventory(tmp_path: Path) -> Non
     assert f"{variables}:{line}:" in told
 
 
+def test_a_variable_that_is_nearly_known_is_told(evaluate: Evaluate) -> None:
+    names = ["sglang_host_gpus", "sglang_host_gpu", "sglang_secret_of_chat"]
+    assert evaluate("names | sglang_misspelt(['sglang_host_gpus'])", names=names) == [
+        "sglang_host_gpu is no variable of ours: did you mean sglang_host_gpus?"
+    ]
+
+
 def test_an_undefined_variable_is_named(evaluate: Evaluate) -> None:
     with pytest.raises(AnsibleTemplateError, match="'nowhere' is undefined"):
         evaluate("[{'name': 'chat', 'model': nowhere, 'port': 30000}] | sglang_plan(host)")

@@ -20,6 +20,7 @@ from sglang_kit.instance import (
     MemoryPins,
     Secrets,
     Strategy,
+    misspelt,
 )
 
 from tests import modules
@@ -120,3 +121,35 @@ def test_defaults_of_an_instance_are_the_kits(options: dict[str, Any], settings:
     for key, option in options.items():
         default = option.get("default")
         assert (tuple(default) if isinstance(default, list) else default) == real.get(key), key
+
+
+# --- variables that nothing reads ----------------------------------------------------------------
+
+KNOWN = [name for role in NAMES for name in load(role, "defaults", "main.yml")]
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("sglang_service_instanses", "sglang_service_instances"),
+        ("sglang_host_reserved_gpu", "sglang_host_reserved_gpus"),
+        ("sglang_engine_verison", "sglang_engine_version"),
+        ("sglang_hots_gpus", "sglang_host_gpus"),
+    ],
+)
+def test_a_typing_error_is_told_with_what_was_meant(name: str, meant: str) -> None:
+    assert misspelt([name], KNOWN) == [f"{name} is no variable of ours: did you mean {meant}?"]
+
+
+def test_no_name_of_this_project_passes_for_a_typing_error() -> None:
+    places = (ROLES.parent / folder for folder in ("inventories", "molecule", "playbooks", "roles"))
+    texts = [file.read_text(encoding="utf-8") for place in places for file in place.rglob("*.yml")]
+    names = re.findall(r"\bsglang_\w+", "\n".join(texts))
+    assert "sglang_artifacts_dir" in names
+    assert misspelt(names, KNOWN) == []
+
+
+def test_names_of_ones_own_are_left_alone() -> None:
+    assert (
+        misspelt(["sglang_secret_chat", "sglang_instances", "sglang_service_instances_common"], KNOWN) == []
+    )
