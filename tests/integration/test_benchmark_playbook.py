@@ -22,3 +22,13 @@ def test_the_cells_of_a_host_that_the_inventory_describes(tmp_path: Path) -> Non
     refused = {(one["group"], one["variant"]) for one in map(json.loads, kept)}
     assert ("tp1", "ddtree") in refused
     assert ("tp4", "mtp") not in refused
+
+
+def test_a_matrix_that_there_is_not_is_answered_with_those_that_there_are(tmp_path: Path) -> None:
+    for given in ((), ("-ematrix=stategies",)):
+        outcome = playbook(
+            CT200, "playbooks/benchmark.yml", "-lct200", f"-esglang_artifacts_dir={tmp_path}", *given
+        )
+        assert outcome.returncode != 0
+        assert "-e matrix=NAME; matrices of this host: strategies" in outcome.stdout
+        assert "filter plugin" not in outcome.stdout + outcome.stderr
