@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import difference, model_files, preflight, processes, survey, systemd
 from .launch import PROOF
-from .problem import no_instance
+from .problem import Problem, ProblemsError, no_instance
 from .state import KNOWN_GOOD, WANTED, Store
 
 if TYPE_CHECKING:
@@ -90,8 +90,11 @@ def views(
         elif word in _LINKS:
             state = store.at(name, _LINKS[word])
             one = state and recorded(store, state, word)
-        else:
+        elif word in store.ids(name):
             one = recorded(store, store.read(name, word), word)
+        else:
+            words = ", ".join([*WORDS, *store.ids(name)[:3]])
+            raise ProblemsError([Problem(name, "state", f"has no state {word!r}", f"there are {words}")])
         if one:
             found[word] = {**one, "on": host}
         else:

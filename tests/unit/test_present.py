@@ -271,5 +271,7 @@ def test_a_process_of_an_earlier_state_is_told_by_that_state(host: Host) -> None
 
 
 def test_an_unknown_state_is_an_error(host: Host) -> None:
-    with pytest.raises(ProblemsError, match="has no state 'yesterday'"):
+    made = host.install(host.plan())
+    known = f"has no state 'yesterday'; there are inventory, running, installed, known-good, {made}"
+    with pytest.raises(ProblemsError, match=known):
         host.views("yesterday")

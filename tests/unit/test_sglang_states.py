@@ -68,7 +68,10 @@ def test_a_state_that_does_not_exist(
 ) -> None:
     answer = modules.run(states, capsys, {**asked, "states": ["yesterday"]})
     assert answer["failed"]
-    assert "chat: state: has no state 'yesterday'; the newest are none" in answer["msg"]
+    assert (
+        "chat: state: has no state 'yesterday'; there are inventory, running, installed, known-good"
+        in answer["msg"]
+    )
 
 
 def test_an_instance_that_neither_the_inventory_nor_the_host_knows(
