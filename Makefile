@@ -9,7 +9,8 @@ BIN := $(VENV)/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export ANSIBLE_CONFIG := $(CURDIR)/ansible.cfg
 
-PACKAGES := python3-venv mmdebstrap systemd-container openssh-client iproute2 ca-certificates
+# Debian has its keyring, Ubuntu has not.
+PACKAGES := python3-venv mmdebstrap debian-archive-keyring systemd-container openssh-client iproute2 ca-certificates
 SOURCES := module_utils library action_plugins filter_plugins sandbox scripts tests benchmarks molecule
 
 .PHONY: help
