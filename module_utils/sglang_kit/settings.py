@@ -230,14 +230,19 @@ def read_argv(
 
 
 def _given(argv: Sequence[str], facts: EngineFacts) -> dict[str, list[str]]:
-    """Values by the parser's field, so that a flag and its aliases are one; the last one wins."""
+    """Values by the parser's field, so that a flag and its aliases are one; the last one wins.
+
+    What only a build of one's own knows, which is not installed yet, is passed over with its values.
+    """
     known = known_flags(facts.version, facts.build)
     given: dict[str, list[str]] = {}
+    values: list[str] = []
     for word in argv:
-        name, equals, inline = word.partition("=")
-        if name in known:
+        if word.startswith("--"):
+            name, equals, inline = word.partition("=")
             values = [inline] if equals else []
-            given[known[name].field] = values
+            if name in known:
+                given[known[name].field] = values
         else:
             values.append(word)
     return given

@@ -3,9 +3,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sglang_kit.engine import SUPPORTED, facts
+from sglang_kit.engine import SUPPORTED, Build, facts
 from sglang_kit.problem import ProblemsError
-from sglang_kit.settings import Settings, read_argv
+from sglang_kit.settings import CommandLine, Settings, read_argv
 
 from tests.sizing import FIRST, LAST
 
@@ -56,6 +56,12 @@ def test_a_whole_command_line(version: str) -> None:
 )
 def test_single_flags(words: str, field: str, value: object) -> None:
     assert getattr(read(*words.split()), field) == value
+
+
+def test_flags_of_a_build_that_is_not_installed_yet_say_nothing_of_others() -> None:
+    own = facts(LAST, build=Build())
+    words = ["--ddtree-width", "3", "--max-running-requests", "8", "--ddtree-depth", "2", "4", "--ddtree-x=1"]
+    assert read_argv(words, facts=own) == CommandLine(Settings(running_requests=8), ())
 
 
 def test_a_list_of_graphs_counts_by_its_largest() -> None:
