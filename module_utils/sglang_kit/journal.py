@@ -899,9 +899,9 @@ class _RankPools:
         0.5.15.post1); then the second of them, not the first, has as many tokens as the summary tells.
         """
         values = dict(self.values)
-        total, later = values.get("total_tokens"), self.later_kv
-        if later and later[0]["kv_tokens"] == total != values["kv_tokens"]:
-            values.update(swa_tokens=values["kv_tokens"], swa_kv_bytes=values["kv_bytes"])
+        first, total, later = values.get("kv_tokens"), values.get("total_tokens"), self.later_kv
+        if first is not None and later and later[0]["kv_tokens"] == total != first:
+            values.update(swa_tokens=first, swa_kv_bytes=values["kv_bytes"])
             values.update(later[0])
             if len(later) == 1:
                 del values["draft_kv_tokens"], values["draft_kv_bytes"]

@@ -557,6 +557,8 @@ def test_a_window_pool_without_a_label_is_no_model_of_its_own() -> None:
     assert (found.swa_tokens, found.swa_kv_bytes) == (80, 2 * GIB)
     assert (found.kv_tokens, found.k_bytes, found.kv_bytes) == (100, 2 * GIB, 4 * GIB)
     assert found.draft_kv_tokens is None
+    halves = allocated(read(lines("\n".join(text.replace("KV Cache", "SWA KV Cache") for text in texts))))
+    assert (halves.kv_tokens, halves.swa_tokens, halves.total_tokens) == (None, 80, 100)
     texts.insert(2, row.format(100, "0.25", "0.25"))
     found = allocated(read(lines("\n".join(texts))))
     assert (found.swa_tokens, found.kv_tokens, found.kv_bytes) == (80, 100, 4 * GIB)
