@@ -63,15 +63,20 @@ def demand(
 ) -> Demand:
     """Price weights, tokens and slots on one rank.
 
-    Raises ``ProblemsError`` for a KV dtype, quantisation or split over ranks that is not understood.
+    Raises ``ProblemsError`` for a KV dtype, quantisation or split over ranks that is not understood, and for
+    a model without a KV cache over the whole context.
     """
     _check_ranks(settings, model)
     ranks = attention_ranks(settings)
     split = model.sliding is not None and model.architecture in facts.split_sliding
     if split:
         _check_windows(settings, model, facts)
-    element = kv_element_bytes(settings, model)
+    element = _element_bytes(settings.kv_dtype, model, "memory.kv_dtype")
     cached = [*model.kv, *([model.sliding] if model.sliding and not split else [])]
+    if not cached:
+        raise ProblemsError(
+            [Problem("", "model", f"no layer of {model.architecture} caches a whole context")]
+        )
     key, value = (sum(part) for part in zip(*(_token_bytes(layers, ranks, element) for layers in cached)))
     sliding = _token_bytes(model.sliding, ranks, element) if split and model.sliding else (0.0, 0.0)
     loading, steady, drafted = _draft(settings, model, draft, ranks, element)
@@ -110,16 +115,13 @@ def demand(
     )
 
 
-def kv_element_bytes(settings: Settings, model: Model) -> float:
-    """Bytes of one cached element.
-
-    Raises ``ProblemsError`` for a dtype whose layout is not understood.
-    """
-    name = model.kv_dtype if settings.kv_dtype == "auto" else settings.kv_dtype
+def _element_bytes(dtype: str, model: Model, key: str) -> float:
+    """Bytes of one cached element; ``auto`` is what the model's own quantisation says."""
+    name = model.kv_dtype if dtype == "auto" else dtype
     if name not in _KV_BYTES:
         known = ", ".join(sorted(_KV_BYTES))
         raise ProblemsError(
-            [Problem("", "memory.kv_dtype", f"the layout of {name} is not understood", f"use one of {known}")]
+            [Problem("", key, f"the layout of {name} is not understood", f"use one of {known}")]
         )
     return _KV_BYTES[name]
 
@@ -217,13 +219,16 @@ def _draft(
 ) -> tuple[int, int, tuple[float, float]]:
     """Draft weights while loading and after, and its key and value bytes per token.
 
+    ``element`` is the size of a cached one of the target, and of the draft unless that has a dtype of its own
+    (mem_cache/kv_cache_dtype.py:configure_kv_cache_dtype).
     A draft model that is named but not described counts as nothing: ``predict`` says so.
     """
-    if settings.algorithm in (None, "NGRAM"):
+    if settings.algorithm in (None, "NGRAM") or (draft is None and settings.draft_model):
         return 0, 0, (0.0, 0.0)
+    if settings.draft_kv_dtype is not None:
+        key = "args.speculative-draft-kv-cache-dtype"
+        element = _element_bytes(settings.draft_kv_dtype, draft or model, key)
     wide = settings.tensor_parallel
-    if draft is None and settings.draft_model:
-        return 0, 0, (0.0, 0.0)
     if draft is not None:
         loading = allocated((*draft.parts, *draft.peak_parts), wide)
         tokens = [_token_bytes(layers, ranks, element) for layers in draft.kv]

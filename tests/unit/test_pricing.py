@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +33,17 @@ def test_a_token_of_plain_layers(version: str) -> None:
 
 def test_scales_of_mxfp8_count() -> None:
     assert priced("qwen3-8b", kv_dtype="mxfp8").cell == 73_728 * 33 / 32
+
+
+def test_a_draft_may_cache_in_a_dtype_of_its_own() -> None:
+    names: dict[str, Any] = {"name": "qwen36-27b", "draft": "dflash-qwen36-27b", "algorithm": "DFLASH"}
+    plain = priced(**names)
+    half = priced(**names, draft_kv_dtype="fp8_e4m3")
+    assert (half.draft_key, half.draft_value) == (plain.draft_key / 2, plain.draft_value / 2)
+    assert (half.key, half.value) == (plain.key, plain.value)
+    assert plain.cell - half.cell == half.draft_key + half.draft_value
+    narrow = priced(**names, kv_dtype="fp8_e4m3", draft_kv_dtype="auto")
+    assert (narrow.draft_key, narrow.key) == (plain.draft_key, plain.key / 2)
 
 
 def test_a_latent_is_not_split() -> None:
@@ -121,6 +133,11 @@ def test_tables_grow_only_beyond_the_context() -> None:
         ),
         ("lfm2-1.2b", {"tensor_parallel": 64}, "cannot be split over 64 ranks"),
         (
+            "qwen36-27b",
+            {"algorithm": "EAGLE", "draft_kv_dtype": "int3"},
+            "args.speculative-draft-kv-cache-dtype: the layout of int3 is not understood",
+        ),
+        (
             "qwen3-8b",
             {"algorithm": "EAGLE"},
             "strategy: Qwen3ForCausalLM has no prediction layers of its own",
@@ -136,6 +153,13 @@ def test_what_is_not_understood(name: str, given: dict[str, Any], message: str) 
     with pytest.raises(ProblemsError) as caught:
         priced(name, **given)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "qwen36-27b"])
+def test_a_model_without_a_cache_of_whole_contexts_is_refused(name: str) -> None:
+    bare = replace(model(name), kv=())
+    with pytest.raises(ProblemsError, match=r"model: no layer of \w+ caches a whole context"):
+        demand(settings=Settings(), model=bare, facts=facts(LAST), draft=None, card=card())
 
 
 def test_windows_without_a_prefix_cache_before() -> None:
