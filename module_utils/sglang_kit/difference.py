@@ -74,7 +74,7 @@ _FLAGS = (
 _PLACE = ("gpus", "shared", "after")
 _PLANNED = ("kv_tokens", "state_slots", "sliding_tokens", "full_contexts", "concurrency", "headroom_gib")
 _GIB = {"gib": 1, "bytes": GIB}
-_INITIALS = ("k", "v", "kv", "swa", "ssm")
+_WORDS = {"k": "K", "key": "K", "v": "V", "value": "V", "kv": "KV", "swa": "SWA", "ssm": "SSM"}
 _ASSIGNMENT = re.compile(
     r'^(?P<name>\w+)=(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<plain>[^\n]*))$', re.MULTILINE | re.DOTALL
 )
@@ -212,7 +212,7 @@ def _text(value: object) -> str:
 def _amounts(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Name what a plan or an engine counts, and write it as tables do; nothing of what is not there."""
     for key, value in values.items():
-        words = [word.upper() if word in _INITIALS else word for word in key.split("_")]
+        words = [_WORDS.get(word, word) for word in key.split("_")]
         if value and words[-1] in _GIB:
             yield " ".join(words[:-1]), f"{value / _GIB[words[-1]]:.2f} GiB"
         elif value:

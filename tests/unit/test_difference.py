@@ -90,7 +90,7 @@ def test_what_matters_first_stands_first() -> None:
         engine_version="0.5.15.post1",
         release=OLD_RELEASE,
         environment={"PATH": f"{OLD_RELEASE}/bin:/usr/bin", "GREETING": "no", "NCCL_DEBUG": "INFO"},
-        memory={"kv_tokens": 100, "pools_gib": {"weights": 50.75}},
+        memory={"kv_tokens": 100, "pools_gib": {"weights": 50.75, "key": 5.5}},
         gpus=["2"],
     )
     now["host"]["driver"] = "590.2"
@@ -105,6 +105,7 @@ def test_what_matters_first_stands_first() -> None:
         ("environment", "GREETING", "no", 'a "word"'),
         ("environment", "NCCL_DEBUG", "INFO", ""),
         ("address", "gpus", "2", "1"),
+        ("planned", "K", "5.50 GiB", ""),
         ("planned", "KV tokens", "100", "165,000"),
         ("planned", "weights", "50.75 GiB", "50.50 GiB"),
         ("allocated", "KV", "2.50 GiB", ""),
