@@ -8,6 +8,7 @@ requests: the hook comes first, and the stop after it.
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import subprocess
@@ -42,15 +43,19 @@ def run(plans: Sequence[Mapping[str, Any]], when: str) -> str:
     """Call the hooks of these instances; return what went wrong, "" where nothing did.
 
     Where one cannot be drained, those that were drained before it are put back: nothing has changed then.
+    One that cannot be put back keeps none of the others from it.
     """
     done: list[Mapping[str, Any]] = []
+    wrong: list[str] = []
     for plan in plans:
-        wrong = _call(plan.get(when), plan)
-        if wrong:
-            more = run(done, UNDRAIN) if when == DRAIN else ""
-            return "; ".join(filter(None, [f"{plan['name']}: {when}: {wrong}", more]))
+        said = _call(plan.get(when), plan)
+        if said:
+            wrong.append(f"{plan['name']}: {when}: {said}")
+            if when == DRAIN:
+                wrong.append(run(done, UNDRAIN))
+                break
         done.append(plan)
-    return ""
+    return "; ".join(filter(None, wrong))
 
 
 def _call(hook: Hook, plan: Mapping[str, Any]) -> str:
@@ -98,5 +103,5 @@ def _post(hook: str, plan: Mapping[str, Any]) -> str:
     except urllib.error.HTTPError as error:
         error.close()
         return f"{url} answers {error.code} {error.reason}"
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:  # the latter for what is no HTTP
         return f"{url}: {error}"

@@ -96,6 +96,13 @@ def test_what_fails_on_the_way_back_is_told_too(balancer: Balancer) -> None:
     assert "chat: undrain: " in wrong
 
 
+def test_one_that_cannot_be_put_back_keeps_no_other_from_it(balancer: Balancer) -> None:
+    balancer.says('test "$2" != chat || { echo "is away"; exit 1; }')
+    wrong = hook.run([balancer.instance("chat"), balancer.instance("coder")], "undrain")
+    assert wrong == f"chat: undrain: {balancer.command} ended with status 1: is away"
+    assert balancer.calls() == ["undrain chat 127.0.0.1:30001", "undrain coder 127.0.0.1:30001"]
+
+
 def test_a_command_that_is_not_there(balancer: Balancer) -> None:
     wrong = hook.run([balancer.instance("chat", undrain=["/no/such/program"])], "undrain")
     assert wrong.startswith("chat: undrain: [Errno 2] No such file or directory")
@@ -117,6 +124,12 @@ def test_a_url_gets_a_post_that_tells_of_the_instance(balancer: Balancer) -> Non
     assert serving.asked[0].body == {"name": "chat", "host": "127.0.0.1", "port": 30001}
     assert wrong.endswith(f"http://127.0.0.1:{serving.port}/drain/coder answers 503 Service Unavailable")
     assert "refused" in hook.run([balancer.instance("chat", drain=url)], "drain")
+
+
+def test_a_url_that_http_does_not_take_is_told_and_the_others_are_put_back(balancer: Balancer) -> None:
+    wrong = hook.run([balancer.instance("chat"), balancer.instance("coder", drain="http://lb/a b")], "drain")
+    assert wrong.startswith("coder: drain: http://lb/a b: URL can't contain control characters")
+    assert balancer.calls()[-1] == "undrain chat 127.0.0.1:30001"
 
 
 # --- the module ----------------------------------------------------------------------------------
