@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .engine_start import API_KEY, DIRECTORY
+from .engine_start import ADMIN_API_KEY, API_KEY, DIRECTORY, HF_TOKEN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,17 +49,17 @@ class Credentials:
         return {"Authorization": f"Bearer {self.values[API_KEY]}"} if API_KEY in self.values else {}
 
     def masked(self, text: str) -> str:
-        """Replace every value, wherever it stands."""
-        for value in self.values.values():
+        """Replace every value, wherever it stands; of two that begin alike, the longer one first."""
+        for value in sorted(self.values.values(), key=len, reverse=True):
             text = text.replace(value, MASK)
         return text
 
 
 def of_unit() -> Credentials:
-    """Read what systemd handed to the unit of this process."""
+    """Read what systemd handed to the unit of this process; what a drop-in adds is none of ours."""
     directory = os.environ.get(DIRECTORY)
-    places = Path(directory).iterdir() if directory else ()
-    return Credentials({place.name: place.read_text(encoding="utf-8") for place in places})
+    known = (Path(directory, name) for name in (API_KEY, ADMIN_API_KEY, HF_TOKEN)) if directory else ()
+    return Credentials({place.name: place.read_text(encoding="utf-8") for place in known if place.exists()})
 
 
 def of_plan(plan: Mapping[str, Any]) -> Credentials:

@@ -23,12 +23,18 @@ def test_every_value_is_masked_wherever_it_stands() -> None:
     assert secrets.masked(text) == "['--api-key=***'] ****** other"
 
 
+def test_a_value_that_begins_with_another_one_leaves_no_rest() -> None:
+    secrets = Credentials({"api_key": KEY, "admin_api_key": f"{KEY}-admin"})
+    assert secrets.masked(f"{KEY} {KEY}-admin") == "*** ***"
+
+
 def test_values_are_not_part_of_the_representation() -> None:
     assert KEY not in repr(Credentials({"api_key": KEY}))
 
 
 def test_a_unit_finds_what_systemd_handed_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "api_key").write_text(KEY, encoding="utf-8")
+    (tmp_path / "of-a-drop-in.p12").write_bytes(b"\xff")
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     assert credentials.of_unit().values == {"api_key": KEY}
     monkeypatch.delenv("CREDENTIALS_DIRECTORY")
