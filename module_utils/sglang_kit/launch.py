@@ -310,10 +310,13 @@ def _keep(verdict: Verdict, name: str) -> None:
 
 
 def last_good(state: Path, name: str) -> dict[str, Any]:
-    """Read what the last good start of an instance took, in seconds; empty before there was one."""
+    """Read what the last good start of an instance took, in seconds; empty where that is not known.
+
+    A file that a power cut has left empty must not keep anything from starting.
+    """
     try:
         times: dict[str, Any] = json.loads(_last_good(state, name).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (OSError, ValueError):
         return {}
     return times
 

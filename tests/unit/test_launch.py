@@ -407,6 +407,13 @@ def test_what_a_good_start_took_outlives_it(
     assert set(took["stages"]) >= {"weights", "warm_up"}
 
 
+def test_a_damaged_memory_of_the_last_start_is_none(tmp_path: Path) -> None:
+    place = tmp_path / "starts" / "chat.json"
+    place.parent.mkdir()
+    place.write_text("", encoding="utf-8")
+    assert launch.last_good(tmp_path, "chat") == {}
+
+
 def test_a_full_disk_does_not_end_what_serves(
     bench: Bench, puppet: Puppet, serving: Serving, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
