@@ -132,8 +132,9 @@ class Server:
         return True
 
     def kill(self) -> None:
-        """End the whole server at once."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+        """End the whole server at once, or what is left of one that has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def ask(self, path: str, body: dict[str, Any] | None = None, seconds: float = 20) -> dict[str, Any]:
