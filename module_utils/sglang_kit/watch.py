@@ -253,14 +253,12 @@ def look_back(plan: Mapping[str, Any]) -> tuple[Verdict, UnitState]:
         proof = proof_of(name, state)
         if proof:
             return proof, state
+    # Of a start that systemd has forgotten, the first line tells the time, and no line of the kernel counts.
+    started = state.started
     state = remembered(unit, state)
-    follower = Follower(
-        Expectation.from_plan(plan, last_good(STATE, name)),
-        started=state.started or None,
-        invocation=state.invocation,
-    )
+    expectation = Expectation.from_plan(plan, last_good(STATE, name))
+    follower = Follower(expectation, started=started or None, invocation=state.invocation)
     now = time.monotonic()
-    # The kernel's lines of this boot are not those of an invocation before it.
-    reader = JournalReader(unit, replace(state, started=state.started or math.inf))
+    reader = JournalReader(unit, replace(state, started=started or math.inf))
     follower.feed(reader.read(), now)
     return follower.observe(now, unit=state), state

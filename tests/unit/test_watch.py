@@ -482,6 +482,16 @@ def test_after_a_reboot_the_journal_knows_the_last_invocation(host: Host) -> Non
     assert host.readers[0][1].started == math.inf
 
 
+def test_a_start_that_systemd_has_forgotten_began_with_its_first_line(host: Host) -> None:
+    host.states["chat"] = [INACTIVE]
+    host.past = {"invocation": OLD, "started": host.now + 500}
+    host.journals["chat"] = [LOADED]
+    verdict, _ = watch.look_back(plan())
+    assert verdict.state == "stopped"
+    assert {stage.begin for stage in verdict.stages} == {host.now}
+    assert host.readers[0][1].started == math.inf
+
+
 def test_what_serves_without_a_proof_is_judged_by_its_journal(host: Host) -> None:
     host.states["chat"] = [SERVING]
     host.journals["chat"] = [LOADED]
