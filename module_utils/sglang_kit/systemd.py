@@ -189,7 +189,8 @@ class JournalReader:
 def remembered(unit: str, state: UnitState) -> UnitState:
     """Complete the state of a unit that systemd has forgotten: one that ended well and nobody needs any more.
 
-    The journal still knows its last invocation. One of an earlier boot has not been started since.
+    The journal still knows its last invocation, ``started`` at its last line. One of an earlier boot has not
+    been started since.
     """
     if state.invocation:
         return state
@@ -201,10 +202,14 @@ def remembered(unit: str, state: UnitState) -> UnitState:
 
 
 def describe(unit: str) -> str:
-    """Return unit file and drop-ins as systemd has loaded them, and the unit's state."""
+    """Return unit file and drop-ins as they lie there, and the unit's state; of a file that is gone, that."""
     state = show([unit], UNIT_PROPERTIES)[unit]
     rows = [f"# {name}={value}" for name, value in sorted(state.items())]
-    return "\n".join([*rows, _run("systemctl", "cat", unit)])
+    try:
+        text = _systemctl("cat", unit)
+    except SystemdError as gone:
+        text = f"# {gone}\n"
+    return "\n".join([*rows, text])
 
 
 def _boot_id() -> str:
