@@ -69,7 +69,7 @@ def bounded(
     head = size = left_out = 0
     for line in lines:
         length = len(line.encode())
-        if head + length <= head_bytes and not tail:
+        if head + length <= head_bytes and not (tail or left_out):
             head += length
             yield line
             continue

@@ -68,6 +68,9 @@ def test_a_long_journal_keeps_its_beginning_and_its_end() -> None:
     assert kept == ["0000\n", "0001\n", "... 95 lines are left out here ...\n", *lines[-3:]]
     assert list(evidence.bounded(lines)) == lines
     assert list(evidence.bounded([])) == []
+    longer = ["0000\n", f"{'x' * 40}\n", "1\n", "2\n"]
+    kept = list(evidence.bounded(longer, head_bytes=8, tail_bytes=15))
+    assert kept == ["0000\n", "... 1 lines are left out here ...\n", "1\n", "2\n"]
 
 
 def test_no_secret_is_kept_in_a_plan() -> None:
