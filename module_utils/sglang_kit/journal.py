@@ -413,8 +413,8 @@ def _arguments(text: str) -> dict[str, Field]:
 # --- secrets -------------------------------------------------------------------------------------
 
 _SECRETS = (
-    re.compile(r"""(?P<head>(?:api_key|password|hf_token)'?(?:=|:\s?)['"])[^'"]+"""),
-    re.compile(r"(?P<head>--(?:admin-)?api-key(?:=|\s+|',\s*'))[^\s',]+"),
+    re.compile(r"""(?P<head>(?:api_key|password|hf_token)['"]?(?:=|:\s?)['"])[^'"]+"""),
+    re.compile(r"""(?P<head>--(?:admin-)?api-key(?:=|\s+|['"],\s*['"]))[^\s'",]+"""),
     re.compile(r"(?P<head>Bearer\s+)[^\s'\"]+"),
 )
 

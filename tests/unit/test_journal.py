@@ -269,6 +269,7 @@ def test_a_pasted_line_loses_the_journal_prefix(text: str, expected: Line) -> No
         "server_args={'api_key': 'sk-1', 'ssl_keyfile_password': \"sk-2\"}",
         "launched with --api-key sk-1 --admin-api-key=sk-2",
         "['--api-key', 'sk-1', '--port', '1']",
+        '{"api_key": "sk-1", "argv": ["--admin-api-key", "sk-2", "--port", "1"]}',
         'Authorization: "Bearer sk-1"',
     ],
 )
