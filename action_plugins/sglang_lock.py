@@ -70,7 +70,7 @@ def holder() -> dict[str, Any]:
     begun = stat(pid).started
     return {
         "token": f"{controller}/{pid}/{begun}",
-        "user": getpass.getuser(),
+        "user": user(),
         "controller": controller,
         "machine": machine(),
         "pid": pid,
@@ -78,6 +78,14 @@ def holder() -> dict[str, Any]:
         "playbook": ", ".join(Path(name).name for name in context.CLIARGS.get("args", ())),
         "since": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+def user() -> str:
+    """Name the account; in a container it may have a number alone."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # before and since Python 3.13
+        return f"uid {os.getuid()}"
 
 
 def dead(other: dict[str, Any], me: dict[str, Any]) -> bool:

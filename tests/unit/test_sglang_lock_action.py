@@ -104,6 +104,17 @@ def test_a_controller_without_systemd_or_proc_has_its_name_alone(
     assert plugin.machine() == ""
 
 
+@pytest.mark.parametrize("error", [KeyError, OSError])
+def test_an_account_without_a_name_has_its_number(
+    plugin: ModuleType, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    def nobody() -> str:
+        raise error("uid not found")
+
+    monkeypatch.setattr(plugin.getpass, "getuser", nobody)
+    assert plugin.holder()["user"] == f"uid {os.getuid()}"
+
+
 def test_the_commit_is_told_where_there_is_one(plugin: ModuleType, tmp_path: Path) -> None:
     assert plugin.commit(str(tmp_path)) == ""
     for words in (
