@@ -134,22 +134,21 @@ def surprises(
 ) -> None:
     """Note every GPU that has less free memory than the plan counts on, and who holds it.
 
-    ``gpus`` and ``processes`` are what ``sglang_host_info`` saw. What instances of this plan hold
-    counts as free, since they stop before they start again, and so does what is taken over
-    (``adopted``: units and pids).
+    ``gpus`` and ``processes`` are what ``sglang_host_info`` saw. What instances hold counts as free: those of
+    this plan stop before they start again, and others, which have left the inventory, before that. So does
+    what is taken over (``adopted``: units and pids).
     """
-    ours = {*(instance.unit for instance in instances), *adopted, *(f"{one}.service" for one in adopted)}
+    given = {*adopted, *(f"{one}.service" for one in adopted)}
     for instance in instances:
         for gpu in gpus:
             name = next((name for name in (str(gpu["index"]), gpu["uuid"]) if name in instance.gpus), None)
             if name is None or name not in cards:
                 continue
             here = [process for process in processes if process["gpu"] == gpu["index"]]
-            own = sum(process["memory_bytes"] for process in here if _names(process) & ours)
-            free = gpu["memory_free_bytes"] + own
+            holders = [one for one in here if not (_is_instance(one) or _names(one) & given)]
+            free = gpu["memory_free_bytes"] + sum(one["memory_bytes"] for one in here if one not in holders)
             planned = cards[name].free or 0
             if free < planned - TOLERANCE_BYTES:
-                holders = [process for process in here if not _names(process) & ours]
                 found.add(
                     instance.name,
                     "gpus",
@@ -158,6 +157,10 @@ def surprises(
                     "end the process, let a deploy take it over (sglang_service_adopt), or declare what is"
                     " free in `sglang_host_gpus` (free_gib)",
                 )
+
+
+def _is_instance(process: Mapping[str, Any]) -> bool:
+    return str(process["unit"]).startswith("sglang-")
 
 
 def _names(process: Mapping[str, Any]) -> set[str]:

@@ -81,8 +81,9 @@ def test_what_is_free_as_planned_is_no_surprise(free: int) -> None:
     assert surprises(free) == []
 
 
-def test_what_our_own_instances_hold_counts_as_free() -> None:
-    assert surprises(4 * GIB, process(7, 90 * GIB, unit="sglang-chat.service")) == []
+@pytest.mark.parametrize("unit", ["sglang-chat.service", "sglang-left-the-inventory.service"])
+def test_what_instances_hold_counts_as_free(unit: str) -> None:
+    assert surprises(4 * GIB, process(7, 90 * GIB, unit=unit)) == []
 
 
 @pytest.mark.parametrize("adopted", ["mine", "mine.service", "7", "6"])
