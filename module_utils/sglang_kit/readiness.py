@@ -927,9 +927,10 @@ class Follower:
             self._held, self._moved = held, max(self._moved or now, now)
         silent = now - (self._moved or now)
         if not self._expectation.log_only and silent >= self._expectation.limit(self.stage):
-            stage = STAGE_NAMES.get(self.stage, self.stage)
-            sentence = f"no progress in stage {stage} for {silent:.0f} s"
-            found = Diagnosis("no-progress", self.stage, sentence, "", diagnosis.last_lines(seen))
+            # The journal of what was ready before is not read, and tells no stage.
+            stage = "serving" if seen.notified else self.stage
+            sentence = f"no progress in stage {STAGE_NAMES.get(stage, stage)} for {silent:.0f} s"
+            found = Diagnosis("no-progress", stage, sentence, "", diagnosis.last_lines(seen))
             return self._verdict(STALLED, seen, now, found)
         waiting = next(check for check in seen.checks if not check.held)
         found = Diagnosis("", "", waiting.detail, "", ())

@@ -438,6 +438,16 @@ def test_a_stage_without_progress_is_stalled_at_its_own_limit(silent: int, state
         assert "Load weight begin" in verdict.evidence[-1].text
 
 
+def test_what_was_ready_and_hangs_is_stalled_while_it_serves() -> None:
+    found = Follower(Expectation(), started=0.0)
+    ready = UnitState(active_state="active", status_text="ready", main_pid=7)
+    assert found.observe(9000, unit=ready).ask == ("health",)
+    assert found.observe(9179, unit=ready).state == "loading"
+    verdict = found.observe(9180, unit=ready)
+    assert (verdict.state, verdict.cause, verdict.phase) == ("stalled", "no-progress", "serving")
+    assert verdict.sentence == "no progress in stage serving for 180 s"
+
+
 def test_a_stage_that_moves_is_never_ended_by_its_total() -> None:
     found = follower(until="Load weight begin")
     for second in range(0, 6000, 300):
