@@ -171,7 +171,7 @@ def test_every_answer_carries_the_names_of_this_run(start: Start) -> None:
 
 
 def test_before_it_is_ready_and_while_it_is_unhealthy_health_is_503(start: Start) -> None:
-    run = start("0.5.23", unhealthy_seconds="0.5")
+    run = start("0.5.23", unhealthy_seconds="2")
     run.until("Uvicorn")
     statuses = [run.ask("GET", "/health").status]
     while statuses[-1] == 503:
