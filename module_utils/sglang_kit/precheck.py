@@ -50,8 +50,11 @@ def _installed(path: str) -> Any:  # noqa: ANN401 - the same
 def possible(plan: Mapping[str, Any], user: str) -> bool:
     """Whether release, models and user are there; what a deploy brings first may still be missing."""
     needed = [plan["argv"][0], *filter(None, (plan["model"], plan["draft_model"]))]
-    known = user in {account.pw_name for account in pwd.getpwall()}
-    return known and all(Path(place).exists() for place in needed)
+    try:
+        pwd.getpwnam(user)
+    except KeyError:
+        return False
+    return all(Path(place).exists() for place in needed)
 
 
 def ask(plans: Sequence[Mapping[str, Any]], user: str) -> dict[str, dict[str, Any]]:

@@ -55,8 +55,8 @@ def survey(
         glibc=read.glibc_version(os.confstr("CS_GNU_LIBC_VERSION") or ""),
         pythons=_pythons(python),
         directories=tuple(_directories(directories)),
-        users=tuple(entry.pw_name for entry in pwd.getpwall() if entry.pw_name == user),
-        groups=tuple(entry.gr_name for entry in grp.getgrall() if entry.gr_name == group),
+        users=_known(pwd.getpwnam, user),
+        groups=_known(grp.getgrnam, group),
         packages=_packages(tuple(packages)),
         driver=driver,
         cuda=cuda,
@@ -175,6 +175,15 @@ def _directories(paths: Iterable[str]) -> Iterable[Directory]:
             free_bytes=space.f_bavail * space.f_frsize,
             mount=read.mount_of(mounts, os.path.realpath(place)),
         )
+
+
+def _known(lookup: Callable[[str], object], name: str) -> tuple[str, ...]:
+    """Look for a user or group; those of a directory service are found, and often not listed."""
+    try:
+        lookup(name)
+    except KeyError:
+        return ()
+    return (name,)
 
 
 def _name(lookup: Callable[[int], Sequence[Any]], number: int) -> str:

@@ -29,8 +29,13 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    me = pwd.getpwuid(os.geteuid())
-    monkeypatch.setattr(pwd, "getpwnam", lambda _: pwd.struct_passwd((*me[:5], str(tmp_path), *me[6:])))
+    lookup = pwd.getpwnam
+
+    def at_home(name: str) -> pwd.struct_passwd:
+        account = lookup(name)
+        return pwd.struct_passwd((*account[:5], str(tmp_path), *account[6:]))
+
+    monkeypatch.setattr(pwd, "getpwnam", at_home)
 
 
 def plan(python: Path, name: str = "chat", *words: str, **environment: str) -> dict[str, Any]:
@@ -135,6 +140,13 @@ def test_a_release_a_model_or_the_user_may_be_missing(release: Path) -> None:
     assert not precheck.possible({**here, "draft_model": "/nonexistent"}, me)
     assert not precheck.possible(plan(Path("/nonexistent/python")), me)
     assert not precheck.possible(plan(release / "bin/python"), "no-such-user-yet")
+
+
+def test_a_user_of_a_directory_service_that_lists_nobody_is_there(
+    release: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pwd, "getpwall", list)
+    assert precheck.possible(plan(release / "bin/python"), getpass.getuser())
 
 
 def test_root_becomes_the_user_of_the_units(monkeypatch: pytest.MonkeyPatch) -> None:

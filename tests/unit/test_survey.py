@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import grp
 import os
 import platform
+import pwd
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,6 +155,16 @@ def test_the_driver_is_loaded_as_a_unit_would(
     monkeypatch.setattr(ctypes, "CDLL", load)
     facts = look(tmp_path)
     assert (facts.driver_loadable, facts.driver_directory, facts.cuda) == expected
+
+
+@pytest.mark.usefixtures("host")
+def test_accounts_of_a_directory_service_that_lists_nobody_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pwd, "getpwall", list)
+    monkeypatch.setattr(grp, "getgrall", list)
+    found = look(tmp_path, user="root", group="root")
+    assert (found.users, found.groups) == (("root",), ("root",))
 
 
 @pytest.mark.usefixtures("host")
