@@ -106,7 +106,6 @@ class EngineFacts:
     swa_pool_checked: bool
     dflash_window_checked: bool
     weights_leave_nothing_error: bool
-    state_pool_error: bool
     too_small_error: str
 
     # Hybrid (mamba, linear attention) models
@@ -145,12 +144,9 @@ class EngineFacts:
 
     # Names
     flags: tuple[tuple[str, str], ...]
-    prefill_graph_off: tuple[str, ...]
-    endpoints: tuple[str, ...]
     xgrammar_on_cpu: bool  # else a JSON schema ends the scheduler there
     environment: tuple[tuple[str, str], ...]  # variables the version needs, whatever the instance
     cache_variables: tuple[tuple[str, str], ...]  # variable -> folder below the cache directory
-    stop_signal: int  # how a drained stop ends: by this signal, or 0 for exit status 0
     python_first: tuple[int, int]
     python_last: tuple[int, int]  # the newest one for which every dependency has a wheel
 
@@ -199,19 +195,13 @@ class EngineFacts:
 
 _FLAGS: dict[str, tuple[tuple[str, str], ...]] = {
     "model": (("0.5.11", "--model-path"),),
-    "tokenizer": (("0.5.11", "--tokenizer-path"),),
     "served_model_name": (("0.5.11", "--served-model-name"),),
-    "trust_remote_code": (("0.5.11", "--trust-remote-code"),),
-    "load_format": (("0.5.11", "--load-format"),),
     "host": (("0.5.11", "--host"),),
     "port": (("0.5.11", "--port"),),
     "nccl_port": (("0.5.11", "--nccl-port"),),
     "device": (("0.5.11", "--device"),),
     "tensor_parallel": (("0.5.11", "--tp-size"),),
-    "data_parallel": (("0.5.11", "--dp-size"),),
     "attention_data_parallel": (("0.5.23", "--attn-dp-size"),),
-    "enable_attention_data_parallel": (("0.5.11", "--enable-dp-attention"),),
-    "pipeline_parallel": (("0.5.11", "--pp-size"),),
     "context_length": (("0.5.11", "--context-length"),),
     "memory_fraction": (("0.5.11", "--mem-fraction-static"),),
     "running_requests": (("0.5.11", "--max-running-requests"),),
@@ -249,19 +239,13 @@ _FLAGS: dict[str, tuple[tuple[str, str], ...]] = {
     "draft_steps": (("0.5.11", "--speculative-num-steps"),),
     "draft_topk": (("0.5.11", "--speculative-eagle-topk"),),
     "draft_tokens": (("0.5.11", "--speculative-num-draft-tokens"),),
-    "draft_window": (
-        ("0.5.11", "--speculative-dflash-draft-window-size"),
-        ("0.5.12.post1", "--speculative-draft-window-size"),
-    ),
     "draft_kv_dtype": (("0.5.18", "--speculative-draft-kv-cache-dtype"),),
     "hierarchical_cache": (("0.5.11", "--enable-hierarchical-cache"),),
     "hierarchical_size": (("0.5.11", "--hicache-size"),),
     "hierarchical_ratio": (("0.5.11", "--hicache-ratio"),),
     "grammar_backend": (("0.5.11", "--grammar-backend"),),
-    "enable_metrics": (("0.5.11", "--enable-metrics"),),
     "api_key": (("0.5.11", "--api-key"),),
     "admin_api_key": (("0.5.11", "--admin-api-key"),),
-    "log_level": (("0.5.11", "--log-level"),),
 }
 
 _UNBOUNDED_MIB = 1 << 62
@@ -275,17 +259,6 @@ _CARDS = (
     CardDefaults(_UNBOUNDED_MIB, 16384, 512, 512),
 )
 _CARDS_0520 = (_CARDS[0], CardDefaults(35 * 1024, 4096, 48, 160), *_CARDS[2:])
-
-_ENDPOINTS = (
-    "/health",
-    "/health_generate",
-    "/ping",
-    "/v1/models",
-    "/model_info",
-    "/server_info",
-    "/v1/loads",
-    "/metrics",
-)
 
 # Third-party caches follow SGLANG_CACHE_DIR by themselves since 0.5.18 (environ.py:
 # redirect_third_party_caches); before, every library has its own variable.
@@ -367,7 +340,6 @@ _HISTORY: dict[str, tuple[tuple[str, Any], ...]] = {
     "swa_pool_checked": (("0.5.11", False), ("0.5.20", True)),
     # _profile_available_bytes, handle_max_mamba_cache
     "weights_leave_nothing_error": (("0.5.11", False), ("0.5.15.post1", True)),
-    "state_pool_error": (("0.5.11", False), ("0.5.15.post1", True)),
     # managers/tp_worker.py; _resolve_max_num_reqs
     "too_small_error": (("0.5.11", _ASSERTION), ("0.5.15.post1", _TOO_SMALL)),
     # server_args.py:_handle_mamba_radix_cache; arg_groups/overrides.py:_mamba_radix_cache_resolution
@@ -434,23 +406,11 @@ _HISTORY: dict[str, tuple[tuple[str, Any], ...]] = {
     "mla_prefill_graph_tokens": (("0.5.11", 2048), ("0.5.23", 8192)),
     "mla_prefill_graph_capped": (("0.5.11", False), ("0.5.23", True)),
     "prefill_graph_capped_by_context": (("0.5.11", False), ("0.5.15.post1", True), ("0.5.18", False)),
-    "prefill_graph_off": (
-        ("0.5.11", ("--disable-piecewise-cuda-graph",)),
-        ("0.5.15.post1", ("--cuda-graph-backend-prefill", "disabled")),
-    ),
-    # entrypoints/http_server.py
     # constrained/xgrammar_backend.py:apply_vocab_mask
     "xgrammar_on_cpu": (("0.5.11", False), ("0.5.23", True)),
-    "endpoints": (
-        ("0.5.11", (*_ENDPOINTS, "/get_load")),
-        ("0.5.20", (*_ENDPOINTS, "/get_load", "/ready")),
-        ("0.5.23", (*_ENDPOINTS, "/ready")),
-    ),
     # environ.py
     "environment": (("0.5.11", (("SGLANG_ENABLE_SPEC_V2", "1"),)), ("0.5.15.post1", _NO_DUMPS)),
     "cache_variables": (("0.5.11", _CACHES), ("0.5.18", (("SGLANG_CACHE_DIR", "sglang"),))),
-    # managers/tokenizer_manager.py:sigterm_watchdog
-    "stop_signal": (("0.5.11", 9), ("0.5.20", 0)),
     # The wheels' Requires-Python; outlines 0.1.11 pins an outlines-core without wheels for Python 3.13.
     "python_first": (("0.5.11", (3, 10)), ("0.5.23", (3, 11))),
     "python_last": (("0.5.11", (3, 12)),),

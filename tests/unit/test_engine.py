@@ -25,9 +25,7 @@ def options(version: str) -> set[str]:
 
 @pytest.mark.parametrize("version", SUPPORTED)
 def test_every_flag_by_meaning_is_a_flag_of_that_version(version: str) -> None:
-    known = options(version)
-    assert {name for _, name in facts(version).flags} <= known
-    assert facts(version).prefill_graph_off[0] in known
+    assert {name for _, name in facts(version).flags} <= options(version)
 
 
 @pytest.mark.parametrize(
@@ -37,8 +35,6 @@ def test_every_flag_by_meaning_is_a_flag_of_that_version(version: str) -> None:
         ("mamba_strategy", "0.5.15.post1", "--mamba-radix-cache-strategy"),
         ("graph_max_bs_decode", "0.5.12.post1", "--cuda-graph-max-bs"),
         ("graph_max_bs_decode", "0.5.23", "--cuda-graph-max-bs-decode"),
-        ("draft_window", "0.5.11", "--speculative-dflash-draft-window-size"),
-        ("draft_window", "0.5.12.post1", "--speculative-draft-window-size"),
     ],
 )
 def test_renamed_flags(meaning: str, version: str, name: str) -> None:
@@ -129,9 +125,6 @@ def test_what_a_probe_wrote_is_read_as_a_build() -> None:
 
 
 def test_control_facts_by_version() -> None:
-    assert [facts(v).stop_signal for v in SUPPORTED] == [9, 9, 9, 9, 0, 0]
-    assert ["/ready" in facts(v).endpoints for v in SUPPORTED] == [False] * 4 + [True] * 2
-    assert ["/get_load" in facts(v).endpoints for v in SUPPORTED] == [True] * 5 + [False]
     assert dict(facts("0.5.11").environment) == {"SGLANG_ENABLE_SPEC_V2": "1"}
     assert "SGLANG_ENABLE_SPEC_V2" not in dict(facts("0.5.15.post1").environment)
     assert dict(facts("0.5.23").environment)["SGLANG_CUDA_COREDUMP_BEFORE_CRASH"] == "0"
