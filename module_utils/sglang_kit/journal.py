@@ -20,7 +20,7 @@ from time import strptime
 from typing import TYPE_CHECKING, Callable, Union
 
 from .engine import version_key
-from .quantity import from_gib
+from .quantity import KIB, from_gib
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -121,7 +121,7 @@ def _size(text: str) -> int:
 
 _UNITS: dict[str, tuple[str, Callable[[str], Field]]] = {
     "gib": ("bytes", _size),
-    "kib": ("bytes", lambda text: int(text) * 1024),
+    "kib": ("bytes", lambda text: int(text) * KIB),
     "seconds": ("seconds", float),
     **{
         unit: (unit, int)
@@ -660,7 +660,6 @@ class Record:
 
     ``time`` is monotonic seconds of the boot ``boot`` (steps of the wall clock do not move it),
     ``wall`` seconds since 1970. ``invocation`` is the unit's, also for what systemd says of it.
-    ``whole`` is false where the journal had no text (``--all`` was forgotten, or the field is gone).
     ``broken`` says that the line was longer than journald's ``LineMax=`` and goes on in the next record
     of the same process.
     """
@@ -673,7 +672,6 @@ class Record:
     source: str
     pid: int | None = None
     cursor: str = ""
-    whole: bool = True
     broken: bool = False
 
 
@@ -704,10 +702,9 @@ def parse_record(raw: str | bytes) -> Record | None:
         return None
     if not isinstance(entry, dict) or "MESSAGE" not in entry:
         return None
-    message = _message(entry["MESSAGE"])
     pid = _whole(entry, "_PID")
     return Record(
-        text=message or "",
+        text=_message(entry["MESSAGE"]),
         time=_microseconds(entry, "__MONOTONIC_TIMESTAMP"),
         wall=_microseconds(entry, "__REALTIME_TIMESTAMP"),
         boot=_text(entry, "_BOOT_ID"),
@@ -715,15 +712,15 @@ def parse_record(raw: str | bytes) -> Record | None:
         source=_source(entry, pid),
         pid=pid,
         cursor=_text(entry, "__CURSOR"),
-        whole=message is not None,
         broken=_text(entry, "_LINE_BREAK") == "line-max",
     )
 
 
-def _message(value: object) -> str | None:
+def _message(value: object) -> str:
     text = _single(value)
-    if text is None and isinstance(value, list):
-        return "\n".join(_single(item) or "" for item in value)
+    if text is None:
+        items = value if isinstance(value, list) else []
+        return "\n".join(_single(item) or "" for item in items)
     return text
 
 
