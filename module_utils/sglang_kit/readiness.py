@@ -159,29 +159,21 @@ def unit_state(properties: Mapping[str, str]) -> UnitState:
     )
 
 
-def parse_unit_state(text: str) -> UnitState:
-    """Read the output of ``systemctl show`` for one unit."""
-    return unit_state(dict(line.split("=", 1) for line in text.splitlines() if "=" in line))
-
-
 def _integer(properties: Mapping[str, str], name: str) -> int:
     digits = properties.get(name, "")
     return int(digits) if digits.isdigit() else 0
 
 
-def child_state(*, pid: int, returncode: int | None = None, stop_requested: bool = False) -> UnitState:
+def child_state(*, pid: int, returncode: int | None = None) -> UnitState:
     """Describe an engine that runs as a child, in systemd's terms.
 
-    ``returncode`` is as ``subprocess`` gives it: None while it runs, negative for a signal. A stop
-    that was requested is one however the child ended.
+    ``returncode`` is as ``subprocess`` gives it: None while it runs, negative for a signal.
     """
     if returncode is None:
-        return UnitState(active_state="deactivating" if stop_requested else "active", main_pid=pid)
-    end, status = ("killed", -returncode) if returncode < 0 else ("exited", returncode)
-    if stop_requested:
-        return UnitState(active_state="inactive", end=end, end_status=status, started=1.0)
-    result = "signal" if end == "killed" else "exit-code"
-    return UnitState(active_state="failed", result=result, end=end, end_status=status)
+        return UnitState(active_state="active", main_pid=pid)
+    if returncode < 0:
+        return UnitState(active_state="failed", result="signal", end="killed", end_status=-returncode)
+    return UnitState(active_state="failed", result="exit-code", end="exited", end_status=returncode)
 
 
 @dataclass(frozen=True)
@@ -278,7 +270,6 @@ class Expectation:
     pinned: frozenset[str] | None = None
     context_length: int = 0
     concurrency: int = 0
-    node_rank: int = 0
     canary: bool = True
     engine_version: str = ""
     stage_seconds: Mapping[str, float] = field(default_factory=lambda: STAGE_SECONDS)
@@ -548,19 +539,13 @@ CHECKS: tuple[tuple[str, Callable[[Observation], Outcome], str], ...] = (
     ("completion", _completion, "canary"),
     ("schema", _schema, "canary"),
 )
-_WORKER_CHECKS = ("process", "pools", "health")
-"""A node with a rank above 0 serves nothing: its /health answers for a dummy server (``utils/common.py``)."""
 
 
 def run_checks(seen: Observation) -> tuple[Check, ...]:
     """Judge everything that applies to this instance."""
     wanted = seen.expectation
     needs = {"log"} if wanted.log_only else {"log", "http", "canary"} if wanted.canary else {"log", "http"}
-    return tuple(
-        Check(name, *check(seen))
-        for name, check, need in CHECKS
-        if need in needs and (wanted.node_rank == 0 or name in _WORKER_CHECKS)
-    )
+    return tuple(Check(name, *check(seen)) for name, check, need in CHECKS if need in needs)
 
 
 def planned_arguments(argv: Sequence[str]) -> dict[str, str]:

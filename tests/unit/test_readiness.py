@@ -17,9 +17,9 @@ from sglang_kit.readiness import (
     UnitState,
     Verdict,
     child_state,
-    parse_unit_state,
     planned_arguments,
     questions,
+    unit_state,
 )
 
 from tests.replay.build import RECORDINGS
@@ -82,22 +82,22 @@ def check(verdict: Verdict, name: str) -> readiness.Check:
 # --- what systemd says
 
 
-def test_the_output_of_systemctl_show_is_read() -> None:
-    text = """\
-LoadState=loaded
-ActiveState=failed
-SubState=failed
-Result=exit-code
-MainPID=0
-ExecMainCode=1
-ExecMainStatus=3
-InvocationID=abc
-NRestarts=2
-StatusText=loading: weights=50%
-ExecMainStartTimestampMonotonic=12500000
-Unknown=x
-no assignment"""
-    assert parse_unit_state(text) == UnitState(
+def test_the_properties_of_systemctl_show_are_read() -> None:
+    properties = {
+        "LoadState": "loaded",
+        "ActiveState": "failed",
+        "SubState": "failed",
+        "Result": "exit-code",
+        "MainPID": "0",
+        "ExecMainCode": "1",
+        "ExecMainStatus": "3",
+        "InvocationID": "abc",
+        "NRestarts": "2",
+        "StatusText": "loading: weights=50%",
+        "ExecMainStartTimestampMonotonic": "12500000",
+        "Unknown": "x",
+    }
+    assert unit_state(properties) == UnitState(
         active_state="failed",
         sub_state="failed",
         result="exit-code",
@@ -132,10 +132,8 @@ def test_stopped_never_started_failed_and_restarting_are_told_apart(unit: UnitSt
     ("state", "lifecycle", "end"),
     [
         (child_state(pid=5), "alive", ""),
-        (child_state(pid=5, stop_requested=True), "stopped", ""),
         (child_state(pid=5, returncode=0), "failed", "exited"),
         (child_state(pid=5, returncode=-9), "failed", "killed"),
-        (child_state(pid=5, returncode=-9, stop_requested=True), "stopped", "killed"),
     ],
 )
 def test_a_child_is_described_in_the_terms_of_systemd(state: UnitState, lifecycle: str, end: str) -> None:
@@ -617,19 +615,6 @@ def test_a_log_that_ends_in_an_exception_has_failed() -> None:
     found.feed([Line(n, one) for n, one in enumerate(text.split("\n"), start=1)], 1.0)
     assert found.observe(1.0).state == "loading"
     assert found.observe(1.0, ended=True).state == "failed"
-
-
-# --- several nodes
-
-
-def test_a_node_that_serves_nothing_is_ready_with_its_pools_and_its_dummy_server() -> None:
-    wanted = replace(Expectation.from_plan(PLAN), node_rank=1)
-    found = Follower(wanted)
-    found.feed([Line(1, POOL_LINE)], 1.0)
-    verdict = found.observe(2.0, unit=ALIVE)
-    assert (verdict.state, verdict.ask) == ("loading", ("health",))
-    assert found.observe(3.0, unit=ALIVE, answers=Answers(health=Answer(200, ""))).state == "ready"
-    assert {one.name for one in verdict.checks} == {"process", "pools", "health"}
 
 
 # --- plain values

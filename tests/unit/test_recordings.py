@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from sglang_kit.journal import Line
 from sglang_kit.quantity import GIB
-from sglang_kit.readiness import Expectation, Follower, Verdict, child_state
+from sglang_kit.readiness import Expectation, Follower, UnitState, Verdict, child_state
 
 from tests.replay.build import RECORDINGS
 from tests.replay.recording import load
@@ -171,10 +171,10 @@ def judge(name: str) -> Verdict:
     for number, (at, text) in enumerate(recording.lines, start=1):
         follower.feed([Line(number, text, at)], at)
     unit = None
-    if recording.returncode is not None:
-        unit = child_state(
-            pid=0, returncode=recording.returncode, stop_requested=recording.stopped_at is not None
-        )
+    if recording.stopped_at is not None:
+        unit = UnitState(active_state="inactive", started=1.0)
+    elif recording.returncode is not None:
+        unit = child_state(pid=0, returncode=recording.returncode)
     return follower.observe(recording.ended_at, unit=unit, ended=True)
 
 
