@@ -79,7 +79,6 @@ class Prediction:
     draft_key_bytes: int = 0
     draft_value_bytes: int = 0
     running_requests: int = 0
-    slack_bytes: int = 0
     graph_bytes: int = 0
     activation_bytes: int = 0
     moments: tuple[Moment, ...] = ()
@@ -153,11 +152,10 @@ def forward(start: Start, card: Card) -> Prediction:
     found = _lay_out(start, pools)
     if before is None or after is None:
         return found
-    slack = int(before * (1 - start.resolved.memory_fraction) * GIB)
     moments = _moments(found, start, int(after * GIB))
     short = next((moment for moment in moments if moment.free < 0), None)
     refusal = f"torch.OutOfMemoryError: CUDA out of memory. ({short.name})" if short else ""
-    return replace(found, slack_bytes=slack, moments=moments, error=refusal)
+    return replace(found, moments=moments, error=refusal)
 
 
 def free_memory(start: Start, card: Card) -> tuple[float | None, float | None]:
