@@ -203,22 +203,16 @@ class Model:
         """How many layers cache keys and values without a window."""
         return sum(layers.layers for layers in self.kv)
 
-    def weight_bytes(self, tensor_parallel: int, *, checkpoint_bytes: int | None = None) -> int:
+    def weight_bytes(self, tensor_parallel: int) -> int:
         """Size the weights on one rank, as the allocator takes it from the card.
 
-        ``checkpoint_bytes`` (of all tensors, from a safetensors index or its headers) corrects the sizes
-        from shapes where it is known. Raises ``ProblemsError`` where the quantisation is not understood
-        and no checkpoint size is given.
+        Raises ``ProblemsError`` where the quantisation is not understood.
         """
-        shapes = allocated(self.parts, tensor_parallel)
-        if checkpoint_bytes is not None:
-            stored = (*self.parts, *(self.mtp.parts if self.mtp else ()))
-            return round(shapes * checkpoint_bytes / plain_bytes(stored))
         if self.quantization is not None and self.quantization.bits is None:
             fault = f"quantisation {self.quantization.method!r} is not understood: no sizes from shapes"
-            remedy = "give the size of the checkpoint (total_size of its safetensors index)"
+            remedy = "use a checkpoint in fp8, mxfp4, nvfp4, int8, awq or gptq, or with compressed tensors"
             raise ProblemsError([Problem("", "model", fault, remedy)])
-        return shapes
+        return allocated(self.parts, tensor_parallel)
 
 
 def allocated(parts: Iterable[Part], tensor_parallel: int) -> int:
@@ -246,11 +240,6 @@ def segment_bytes(size: int) -> int:
     return 20 * MIB if size > MIB else 0
 
 
-def plain_bytes(parts: Iterable[Part]) -> int:
-    """Bytes of ``parts`` in a checkpoint: unsplit, unrounded, without buffers."""
-    return sum(part.count * part.tensor_bytes(1) for part in parts if part.kind != "buffer")
-
-
 def header_bytes(headers: Iterable[Mapping[str, Any]]) -> int:
     """Sum the tensors of safetensors headers (``{name: {data_offsets: [begin, end]}}``).
 
@@ -271,20 +260,6 @@ def header_bytes(headers: Iterable[Mapping[str, Any]]) -> int:
                 raise ProblemsError([Problem("", name, "has no data_offsets", "download the file again")])
             total += offsets[1] - offsets[0]
     return total
-
-
-def index_bytes(index: Mapping[str, Any]) -> int:
-    """Read the total size from a ``model.safetensors.index.json``.
-
-    Raises ``ProblemsError`` where it has none.
-    """
-    metadata = index.get("metadata")
-    size = metadata.get("total_size") if isinstance(metadata, dict) else None
-    if isinstance(size, bool) or not isinstance(size, (int, float)) or not 0 < size < float("inf"):
-        raise ProblemsError(
-            [Problem("", "metadata.total_size", "is missing or no size", "read the headers of the files")]
-        )
-    return int(size)
 
 
 def round_up(size: int, step: int) -> int:
