@@ -4,9 +4,16 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+# The same examples every time, however slow the machine is.
+settings.register_profile(
+    "project", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("project")
 
 
 class Tools:

@@ -714,7 +714,7 @@ def _other_roots(case: str) -> set[str]:
     return {row.id for row in ROOTS} - {cause, SAYS_LESS.get(cause, cause)}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(case=st.sampled_from(sorted(RECORDED)), begin=st.floats(0, 1), length=st.floats(0, 1))
 def test_a_log_cut_anywhere_never_gets_another_cause(case: str, begin: float, length: float) -> None:
     recording = RECORDED[case]
@@ -726,7 +726,7 @@ def test_a_log_cut_anywhere_never_gets_another_cause(case: str, begin: float, le
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(case=st.sampled_from(sorted(RECORDED)), random=st.randoms(use_true_random=False))
 def test_a_shuffled_log_never_gets_the_cause_of_another(case: str, random: Random) -> None:
     recording = RECORDED[case]

@@ -264,7 +264,7 @@ SETTINGS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @example(
     name="qwen36-27b", version="0.5.11", free=123.0, given_={"memory_fraction": 0.425, "state_ratio": 1.0},
     more=0.25,
@@ -295,7 +295,7 @@ def test_pools_stay_within_the_budget(
     assert larger.running_requests >= found.running_requests
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(name=st.sampled_from(NAMES), free=st.floats(60, 180), given_=SETTINGS)
 def test_ranks_divide_what_a_token_costs(name: str, free: float, given_: dict[str, Any]) -> None:
     one, two = (prediction(name, on=card(free), tensor_parallel=ranks, **given_) for ranks in (1, 2))

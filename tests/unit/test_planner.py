@@ -347,7 +347,7 @@ def test_remedies_are_understood() -> None:
     assert len(follow(problem.remedy, {"memory": MemoryPins()})) == 3
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(case=CASES, version=st.sampled_from(SUPPORTED), free=st.floats(4, 180), wish=WISHES)
 def test_every_plan_stands_and_every_refusal_helps(
     case: tuple[str, str | None, Strategy], version: str, free: float, wish: dict[str, Any]

@@ -156,7 +156,7 @@ VALUES: st.SearchStrategy[object] = (
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(key=st.sampled_from([*ROW, "environment", "draft_config", "implied", "weights_gib"]), value=VALUES)
 def test_no_row_ends_in_a_traceback(key: str, value: object) -> None:
     output = io.StringIO()
