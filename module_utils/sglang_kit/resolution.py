@@ -105,7 +105,7 @@ def resolve(
     Raises ``EngineError`` where the engine's own checks stop the start.
     """
     prefix_cache = settings.prefix_cache and model.architecture not in facts.prefix_cache_lost
-    tokens = _draft_tokens(settings, draft)
+    tokens = _draft_tokens(settings, model, draft)
     overlap = settings.overlap and not _overlap_lost(settings, facts)
     strategy, overlap, page = _state_strategy(
         settings, model, facts, prefix_cache=prefix_cache, overlap=overlap, draft_tokens=tokens
@@ -124,7 +124,7 @@ def resolve(
         requested=requested,
         kv_dtype=model.kv_dtype if settings.kv_dtype == "auto" else settings.kv_dtype,
         page_size=page,
-        attention_backend=_attention_backend(settings, card),
+        attention_backend=_attention_backend(settings, model, card),
         prefill_chunk=chunk,
         graph_requests=graphs,
         prefill_graphs=prefill,
@@ -156,8 +156,11 @@ def _overlap_lost(settings: Settings, facts: EngineFacts) -> bool:
     return settings.algorithm in facts.overlap_lost_by or (settings.algorithm != "NGRAM" and (topk or old))
 
 
-def _draft_tokens(settings: Settings, draft: Model | None) -> int:
-    """Tokens verified per request and step; 0 without speculation (server_args.py, speculative_hook.py)."""
+def _draft_tokens(settings: Settings, model: Model, draft: Model | None) -> int:
+    """Tokens verified per request and step; 0 without speculation.
+
+    (server_args.py, arg_groups/speculative_hook.py:_auto_choose_speculative_params since 0.5.15)
+    """
     if settings.algorithm is None:
         return 0
     if settings.algorithm == "DFLASH":
@@ -165,7 +168,7 @@ def _draft_tokens(settings: Settings, draft: Model | None) -> int:
     if settings.algorithm == "NGRAM":
         return settings.draft_tokens or 12
     if settings.draft_steps is None:
-        return 8 if draft is not None and draft.architecture == "LlamaForCausalLM" else 4
+        return 8 if model.architecture == "LlamaForCausalLM" and settings.algorithm != "STANDALONE" else 4
     if (settings.draft_topk or 1) == 1:
         return settings.draft_steps + 1
     return settings.draft_tokens or settings.draft_steps + 1
@@ -260,14 +263,20 @@ def _no_buffer(
     return overlap, page
 
 
-def _attention_backend(settings: Settings, card: Card) -> str:
+def _attention_backend(settings: Settings, model: Model, card: Card) -> str:
     """Name the attention backend: the given one, or the default of the card's generation, "" if unknown.
 
-    (server_args.py:_get_default_attn_backend, for models without latent attention)
+    (server_args.py:_get_default_attn_backend; in arg_groups/model_override_base.py of 0.5.23)
     """
     if settings.attention_backend or card.capability is None:
         return settings.attention_backend or ""
-    return {9: "fa3", 10: "trtllm_mha"}.get(card.capability[0], "flashinfer")
+    generation = card.capability[0]
+    if model.latent:
+        return {9: "fa3", 10: "flashinfer"}.get(generation, "triton")
+    topk = settings.draft_topk
+    if topk is not None and (topk > 1 or (settings.page_size or 1) > 1):
+        return "flashinfer"
+    return {9: "fa3", 10: "trtllm_mha"}.get(generation, "flashinfer")
 
 
 def _page_size(settings: Settings) -> int:

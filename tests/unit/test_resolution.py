@@ -149,7 +149,7 @@ def test_a_draft_gets_the_context_of_its_target() -> None:
         ({"algorithm": "DFLASH"}, None, 16),
         ({"algorithm": "DFLASH", "draft_tokens": 8}, "dflash-qwen36-27b", 8),
         ({"algorithm": "EAGLE"}, None, 4),
-        ({"algorithm": "EAGLE"}, "llama-3.1-8b", 8),
+        ({"algorithm": "EAGLE"}, "llama-3.1-8b", 4),
         ({"algorithm": "EAGLE", "draft_steps": 5, "draft_topk": 1, "draft_tokens": 9}, None, 6),
         ({"algorithm": "EAGLE", "draft_steps": 5, "draft_topk": 4, "draft_tokens": 9}, None, 9),
         ({"algorithm": "EAGLE", "draft_steps": 5, "draft_topk": 4}, None, 6),
@@ -157,6 +157,12 @@ def test_a_draft_gets_the_context_of_its_target() -> None:
 )
 def test_draft_tokens(given: dict[str, Any], draft: str | None, tokens: int) -> None:
     assert resolved("qwen3-8b", draft=draft, **given).draft_tokens == tokens
+
+
+@pytest.mark.parametrize(("algorithm", "tokens"), [("EAGLE3", 8), ("STANDALONE", 4)])
+def test_the_target_decides_how_many_tokens_are_drafted_unasked(algorithm: str, tokens: int) -> None:
+    found = resolved("llama-3.1-8b", draft="eagle3-llama-3.1-8b", context_length=2048, algorithm=algorithm)
+    assert found.draft_tokens == tokens
 
 
 @pytest.mark.parametrize(
@@ -198,6 +204,24 @@ def test_the_card_chooses_the_backend(
 ) -> None:
     on = card(capability=capability)
     assert resolved("qwen3-8b", on=on, attention_backend=named).attention_backend == backend
+
+
+@pytest.mark.parametrize(("major", "backend"), [(9, "fa3"), (10, "flashinfer"), (12, "triton")])
+def test_latent_attention_has_backends_of_its_own(major: int, backend: str) -> None:
+    assert resolved("deepseek-v2-lite", on=card(capability=(major, 0))).attention_backend == backend
+
+
+@pytest.mark.parametrize(
+    ("given", "backend"),
+    [
+        ({"draft_topk": 1}, "fa3"),
+        ({"draft_topk": 1, "page_size": 64}, "flashinfer"),
+        ({"draft_topk": 4}, "flashinfer"),
+    ],
+)
+def test_what_is_drafted_decides_about_the_backend(given: dict[str, Any], backend: str) -> None:
+    found = resolved("qwen3-8b", on=card(capability=(9, 0)), algorithm="EAGLE", draft_steps=3, **given)
+    assert found.attention_backend == backend
 
 
 @pytest.mark.parametrize("version", SUPPORTED)
