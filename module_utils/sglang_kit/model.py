@@ -120,7 +120,7 @@ def _context(text: Reader, positions: int) -> int:
     rope = text.section("rope_scaling", "rope_parameters")
     if rope.has("original_max_position_embeddings") or rope.text("rope_type") == "llama3":
         return positions
-    return int(positions * rope.number("factor", default=1.0, least=0.01, most=1e6))
+    return max(1, int(positions * rope.number("factor", default=1.0, least=0.01, most=1e6)))
 
 
 def _matrix(kind: str, count: int, rows: int, columns: int, ways: int = ANY) -> Part:

@@ -465,7 +465,7 @@ def _changes(case: _Case) -> Iterator[tuple[str, Wish]]:
 
 def _shorter(case: _Case, wish: Wish, suffix: str) -> Iterator[tuple[str, Wish]]:
     """Find the longest power of two below the wanted context that works."""
-    context = 1 << (case.resolved.context_length - 1).bit_length() - 1
+    context = 1 << max(1, (case.resolved.context_length - 1).bit_length()) - 1
     while context >= _LEAST_CONTEXT:
         shorter = replace(wish, context_length=context)
         if _works(case, shorter):

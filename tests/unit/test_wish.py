@@ -44,6 +44,12 @@ def test_nothing_has_to_be_wished() -> None:
     assert ask({})["concurrency"] >= 1
 
 
+def test_a_context_of_one_token_is_planned_and_refused_as_others_are() -> None:
+    short = {**config("qwen3-8b"), "max_position_embeddings": 50, "rope_scaling": {"factor": 0.01}}
+    assert ask({}, config=short)["context_length"] == 1
+    assert "the weights take" in refused({}, config=short, gpu={"memory_mib": 2048})
+
+
 def test_the_number_of_gpus_counts_not_which() -> None:
     wish = {"context_length": 32768, "concurrency": 16}
     two = ask({**wish, "gpus": [6, 7]})
