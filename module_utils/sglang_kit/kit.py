@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import pkgutil
+import shlex
 
 from .fileset import File
 
 PACKAGE = __name__.rpartition(".")[0]
 _FOR_PEOPLE = ("why",)
-_COMMAND = '#!/bin/sh\nexec /usr/bin/python3 -IB {root}/kit {verb} "$@"\n'
+_COMMAND = '#!/bin/sh\nexec /usr/bin/python3 -IB {kit} {verb} "$@"\n'
 _MAIN = "import sys\n\nfrom sglang_kit.cli import main\n\nsys.exit(main())\n"
 
 
@@ -44,8 +45,9 @@ def files(root: str, directory: str = "/usr/local/bin") -> tuple[File, ...]:
     named = sorted(texts().items())
     digest = hashlib.sha256(repr(named).encode()).hexdigest()[:12]
     placed = [File(f"{root}/kits/{digest}/{name}", text) for name, text in named]
+    kit = shlex.quote(f"{root}/kit")
     commands = [
-        File(f"{directory}/sglang-{verb}", _COMMAND.format(root=root, verb=verb), mode=0o755)
+        File(f"{directory}/sglang-{verb}", _COMMAND.format(kit=kit, verb=verb), mode=0o755)
         for verb in _FOR_PEOPLE
     ]
     return (*placed, *commands, File(f"{root}/kit", target=f"kits/{digest}"))

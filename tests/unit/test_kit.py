@@ -43,6 +43,8 @@ def test_people_have_a_command_that_outlives_the_kit() -> None:
     command = placed(Path("/opt/sglang"))["/usr/local/bin/sglang-why"]
     assert command.mode == 0o755
     assert command.content == '#!/bin/sh\nexec /usr/bin/python3 -IB /opt/sglang/kit why "$@"\n'
+    (quoted,) = [file for file in kit.files("/opt/my engines") if file.path.endswith("/sglang-why")]
+    assert " '/opt/my engines/kit' why " in quoted.content
 
 
 def test_another_content_gets_another_directory(monkeypatch: pytest.MonkeyPatch) -> None:
