@@ -62,8 +62,8 @@ def plan_shared(requests: Sequence[Request], cards: Mapping[str, Card]) -> dict[
     plans: dict[str, Plan] = {}
     problems: list[Problem] = []
     for position, request in enumerate(requests):
-        # Without a GPU the engine serves on the CPU and sizes its pool by the tokens that it is given.
         shared = COMMUNICATOR_BYTES if len(request.gpus) > 1 else 0
+        # Without a GPU the engine serves on the CPU and sizes its pool by the tokens that it is given.
         own = [replace(cards[gpu], free=free[gpu] - shared) for gpu in request.gpus] or [Card(None, None)]
         card = min(own, key=lambda card: card.free or 0)
         sharers = max(

@@ -551,7 +551,7 @@ class _Traceback:
 
 
 class Fold:
-    """Turns lines into events; keeps open tracebacks by process, and nothing else."""
+    """Turns lines into events; keeps open tracebacks and the last line of each process, and nothing else."""
 
     def __init__(self, version: str | None = None) -> None:
         """Read with the rows of one version, or with all where it is unknown."""

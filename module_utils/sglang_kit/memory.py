@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from .pricing import demand
 from .problem import Problem, ProblemsError
 from .quantity import GIB, MIB
-from .resolution import EngineError, is_multimodal, resolve
+from .resolution import CHUNK_OF_STATE, EngineError, is_multimodal, resolve
 from .shapes import COMPUTE_BYTES
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ DRAFT_GRAPH_BYTES = 100 * MIB
 """The same for both phases of a draft."""
 GRAPH_LAYER_BYTES = MIB // 16
 """One layer of one graph."""
-CHUNK_OF_STATES = 64
-"""Tokens that linear attention reduces to one state (layers/attention/fla/chunk.py)."""
 
 
 @dataclass(frozen=True)
@@ -313,13 +311,13 @@ def activation_bytes(start: Start, requests: int) -> int:
 
 
 def _state_token_bytes(state: StateLayers, ranks: int) -> int:
-    """Bytes of one token in a layer with states (layers/attention/fla/chunk.py).
+    """Bytes of one token in a layer with states (fla/chunk.py).
 
     Its channels before and after the convolution, four vectors a head, a row of the chunk's float32 matrix,
     and its share of the states between chunks.
     """
-    head = 4 * state.head_dim * COMPUTE_BYTES + 4 * CHUNK_OF_STATES
-    states = state.head_dim * state.state_size * COMPUTE_BYTES // CHUNK_OF_STATES
+    head = 4 * state.head_dim * COMPUTE_BYTES + 4 * CHUNK_OF_STATE
+    states = state.head_dim * state.state_size * COMPUTE_BYTES // CHUNK_OF_STATE
     return 2 * COMPUTE_BYTES * state.channels(ranks) + -(-state.heads // ranks) * (head + states)
 
 

@@ -30,7 +30,8 @@ _BIG_CARD_RESERVE_MIB = 10 * 1024
 _LEAST_ACTIVATION_TOKENS = 2048
 _WIDE = 4  # tensor-parallel ranks from which the engine captures larger decode batches
 _VISION_BASELINE = 24 * 1024.0**2  # layers x width^2 of ViT-L/14
-_CHUNK_OF_STATE = 64  # FLA_CHUNK_SIZE: pages and state snapshots must divide one another
+CHUNK_OF_STATE = 64
+"""Tokens that linear attention reduces to one state (FLA_CHUNK_SIZE); a page must divide it, or it a page."""
 
 
 # The engine's own words (configs/model_config.py:_derive_context_length, server_args.py)
@@ -239,7 +240,7 @@ def _check_extra_buffer(
             f"AssertionError: mamba_track_interval {interval} must be greater than or equal to "
             f"speculative_num_draft_tokens {draft_tokens}"
         )
-    if interval % page or max(_CHUNK_OF_STATE, page) % min(_CHUNK_OF_STATE, page):
+    if interval % page or max(CHUNK_OF_STATE, page) % min(CHUNK_OF_STATE, page):
         raise EngineError(
             f"AssertionError: mamba_track_interval {interval} must be divisible by page_size {page}"
         )

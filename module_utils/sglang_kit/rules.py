@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .instance import MemoryPins, Strategy
+from .instance import DRAFT_METHODS, MemoryPins, Strategy
 from .problem import Problem, ProblemsError
 from .settings import Settings
 
@@ -71,7 +71,7 @@ def _strategy_problems(
             f"{model.architecture} has no prediction layers of its own (MTP)",
             "use none or ngram, or eagle, eagle3 or dflash with a draft_model",
         )
-    if method in ("eagle", "eagle3", "dflash", "ddtree"):
+    if method in DRAFT_METHODS:
         if draft is None:
             yield Problem(
                 "", "strategy.draft_model", f"is missing: {method} needs a draft model", "name its path"
