@@ -900,14 +900,14 @@ class Follower:
 
     def _living(self, seen: Observation, now: float) -> Verdict:
         if self._ready_since is not None:
-            return self._ready(seen)
+            return self._ready(seen, self._ready_since)
         failed = next((check for check in seen.checks if check.held is False), None)
         if failed:
             return self._verdict(FAILED, seen, now, diagnose(seen, self._advise))
         held = sum(1 for check in seen.checks if check.held)
         if held == len(seen.checks):
             self._ready_since = now
-            return self._ready(seen)
+            return self._ready(seen, now)
         if held > self._held:
             self._held, self._moved = held, max(self._moved or now, now)
         silent = now - (self._moved or now)
@@ -921,8 +921,7 @@ class Follower:
         found = Diagnosis("", "", waiting.detail, "", ())
         return replace(self._verdict(LOADING, seen, now, found), ask=_questions_now(seen))
 
-    def _ready(self, seen: Observation) -> Verdict:
-        since = self._ready_since if self._ready_since is not None else 0.0
+    def _ready(self, seen: Observation, since: float) -> Verdict:
         return self._verdict(READY, seen, since, Diagnosis("", "", "", "", ()))
 
     def _verdict(self, state: str, seen: Observation, since: float, found: Diagnosis) -> Verdict:
