@@ -63,9 +63,11 @@ def of_unit() -> Credentials:
 
 
 def of_plan(plan: Mapping[str, Any]) -> Credentials:
-    """Read the files that a plan names; for root, on the host."""
-    files = plan.get("secrets", {})
-    return Credentials({name: Path(path).read_text(encoding="utf-8") for name, path in files.items()})
+    """Read the files that a plan names, those that are still there; for root, on the host."""
+    files = {name: Path(path) for name, path in plan.get("secrets", {}).items()}
+    return Credentials(
+        {name: place.read_text(encoding="utf-8") for name, place in files.items() if place.exists()}
+    )
 
 
 def file_of(config_directory: str, instance: str, name: str) -> str:

@@ -46,6 +46,8 @@ def test_a_plan_names_the_files(tmp_path: Path) -> None:
     place.write_text(KEY, encoding="utf-8")
     assert credentials.of_plan({"secrets": {"api_key": str(place)}}).values == {"api_key": KEY}
     assert credentials.of_plan({}).values == {}
+    place.unlink()
+    assert credentials.of_plan({"secrets": {"api_key": str(place)}}).values == {}
 
 
 @pytest.mark.parametrize(
