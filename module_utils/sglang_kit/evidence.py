@@ -9,12 +9,12 @@ import subprocess
 from collections import deque
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 from . import credentials, probe
 from .journal import ENGINE, JOURNALD, KERNEL, SYSTEMD, joined, redact
 from .readiness import Expectation
-from .systemd import describe
+from .systemd import SystemdError, describe
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -39,15 +39,24 @@ def collect(plan: Mapping[str, Any], records: Iterable[Record], *, alive: bool) 
 
     ``records`` are those of the failed invocation. The server is asked only where it is still ``alive``.
     """
-    texts = {
-        "journal.log": "".join(bounded(journal_lines(records, plan["unit"]))),
-        "plan.json": json.dumps(without_secrets(plan), indent=2),
-        "unit.txt": redact(_masked(describe(plan["unit"]))),
-        "environment.env": _masked(_content(plan.get("environment_file", ""))),
-        "nvidia-smi.txt": _nvidia_smi(),
-        "server_info.json": _server_info(plan) if alive else "",
+    sources: dict[str, Callable[[], str]] = {
+        "journal.log": lambda: "".join(bounded(journal_lines(records, plan["unit"]))),
+        "plan.json": lambda: json.dumps(without_secrets(plan), indent=2),
+        "unit.txt": lambda: redact(_masked(describe(plan["unit"]))),
+        "environment.env": lambda: _masked(_content(plan.get("environment_file", ""))),
+        "nvidia-smi.txt": _nvidia_smi,
+        "server_info.json": lambda: _server_info(plan) if alive else "",
     }
+    texts = {name: _collected(source) for name, source in sources.items()}
     return {name: text for name, text in texts.items() if text}
+
+
+def _collected(source: Callable[[], str]) -> str:
+    """Get one text; what cannot be had keeps neither the others nor the way back from anything."""
+    try:
+        return source()
+    except (OSError, SystemdError) as wrong:
+        return f"not collected: {wrong}\n"
 
 
 def journal_lines(records: Iterable[Record], unit: str) -> Iterator[str]:

@@ -202,14 +202,10 @@ def remembered(unit: str, state: UnitState) -> UnitState:
 
 
 def describe(unit: str) -> str:
-    """Return unit file and drop-ins as they lie there, and the unit's state; of a file that is gone, that."""
+    """Return unit file and drop-ins as they lie there, and the unit's state."""
     state = show([unit], UNIT_PROPERTIES)[unit]
     rows = [f"# {name}={value}" for name, value in sorted(state.items())]
-    try:
-        text = _systemctl("cat", unit)
-    except SystemdError as gone:
-        text = f"# {gone}\n"
-    return "\n".join([*rows, text])
+    return "\n".join([*rows, _systemctl("cat", unit)])
 
 
 def _boot_id() -> str:

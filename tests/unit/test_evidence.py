@@ -8,11 +8,13 @@ import pytest
 from sglang_kit import evidence
 from sglang_kit.journal import ENGINE, JOURNALD, KERNEL, SYSTEMD, Record
 from sglang_kit.readiness import Expectation
+from sglang_kit.systemd import SystemdError
 from sglang_kit.why import explain
 
 from tests.serving import Serving
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.conftest import Tools
@@ -116,6 +118,20 @@ def test_what_is_not_there_is_left_out(tools: Tools, tmp_path: Path, monkeypatch
     texts = collect(tools, {"environment_file": str(tmp_path / "gone.env")})
     assert set(texts) == {"plan.json", "unit.txt"}
     assert set(collect(tools, {}, alive=True)) == {"plan.json", "unit.txt"}
+
+
+def test_what_cannot_be_had_keeps_nothing_else_from_being_told(tools: Tools, tmp_path: Path) -> None:
+    def journal() -> Iterator[Record]:
+        yield record("the end")
+        raise SystemdError("journalctl ended with status 1")
+
+    tools.place("systemctl", "if [ $1 = cat ]; then echo 'No files found' >&2; exit 1; fi")
+    plan = {"unit": UNIT, "name": "chat", "environment_file": str(tmp_path)}
+    texts = evidence.collect(plan, journal(), alive=False)
+    assert texts["journal.log"] == "not collected: journalctl ended with status 1\n"
+    assert texts["unit.txt"] == f"not collected: systemctl cat {UNIT}: No files found\n"
+    assert "Is a directory" in texts["environment.env"]
+    assert json.loads(texts["plan.json"])["name"] == "chat"
 
 
 @pytest.mark.usefixtures("unit_text")

@@ -259,13 +259,6 @@ def test_a_unit_is_described_by_its_state_and_its_text(tools: Tools) -> None:
     assert tools.calls("systemctl")[1] == f"cat {CHAT}"
 
 
-def test_a_unit_whose_file_is_gone_is_described_by_its_state(tools: Tools) -> None:
-    tools.place(
-        "systemctl", "if [ $1 = cat ]; then echo 'No files found' >&2; exit 1; fi; echo Result=success"
-    )
-    assert systemd.describe(CHAT) == f"# Result=success\n# systemctl cat {CHAT}: No files found\n"
-
-
 @pytest.mark.parametrize(("boot", "started"), [(BOOT, 12.5), ("another", 0.0)])
 def test_the_journal_remembers_a_unit_that_systemd_has_forgotten(
     tools: Tools, boot: str, started: float
