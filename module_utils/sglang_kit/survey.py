@@ -44,8 +44,7 @@ def survey(
 
     ``python`` and ``cuda_home`` are looked at besides those in the usual places, where given.
     """
-    nvidia_smi = shutil.which("nvidia-smi", path=PROGRAMS) or ""
-    gpus, driver = read.gpus(_output(nvidia_smi, f"--query-gpu={GPU_QUERY}", CSV))
+    nvidia_smi, gpus, driver = _gpus()
     library, cuda = _driver(("libcuda.so.1", *(f"{path}/libcuda.so.1" for path in DRIVER_DIRECTORIES)))
     return Facts(
         machine=platform.machine(),
@@ -72,20 +71,24 @@ def survey(
 
 def gpus_in_use() -> tuple[tuple[read.Gpu, ...], tuple[GpuProcess, ...]]:
     """Look at the GPUs and at who holds their memory; both are empty without a driver."""
-    nvidia_smi = shutil.which("nvidia-smi", path=PROGRAMS) or ""
-    gpus, _ = read.gpus(_output(nvidia_smi, f"--query-gpu={GPU_QUERY}", CSV))
+    nvidia_smi, gpus, _ = _gpus()
     return gpus, _processes(nvidia_smi, gpus) if gpus else ()
 
 
 def marks() -> dict[str, Any]:
     """Name what lies below every instance of the host: the driver, the kernel and the cards."""
-    nvidia_smi = shutil.which("nvidia-smi", path=PROGRAMS) or ""
-    gpus, driver = read.gpus(_output(nvidia_smi, f"--query-gpu={GPU_QUERY}", CSV))
+    _, gpus, driver = _gpus()
     return {
         "driver": driver,
         "kernel": platform.release(),
         "gpus": [f"{gpu.index}: {gpu.name}" for gpu in gpus],
     }
+
+
+def _gpus() -> tuple[str, tuple[read.Gpu, ...], str]:
+    """Return where nvidia-smi lies, the GPUs that it shows, and the driver's version; empty without one."""
+    nvidia_smi = shutil.which("nvidia-smi", path=PROGRAMS) or ""
+    return (nvidia_smi, *read.gpus(_output(nvidia_smi, f"--query-gpu={GPU_QUERY}", CSV)))
 
 
 def _booted() -> bool:
