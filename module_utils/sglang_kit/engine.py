@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 SUPPORTED = ("0.5.11", "0.5.12.post1", "0.5.15.post1", "0.5.18", "0.5.20", "0.5.23")
 
-STRATEGY_METHODS = ("none", "mtp", "eagle", "eagle3", "dflash", "ddtree", "ngram")
-
 _ALGORITHM_OF_METHOD = {
     "mtp": "EAGLE",
     "eagle": "EAGLE",
@@ -172,14 +170,14 @@ class EngineFacts:
         """
         name = _ALGORITHM_OF_METHOD.get(method)
         if method != "none" and name not in self.algorithms:
-            known = [m for m in STRATEGY_METHODS if _ALGORITHM_OF_METHOD.get(m) in (None, *self.algorithms)]
+            known = [one for one, algorithm in _ALGORITHM_OF_METHOD.items() if algorithm in self.algorithms]
             raise ProblemsError(
                 [
                     Problem(
                         "",
                         "strategy.method",
                         f"SGLang {self.version} has no speculative algorithm for {method!r}",
-                        f"use one of {', '.join(known)}, or an engine that registers {name}",
+                        f"use one of none, {', '.join(known)}, or an engine that registers {name}",
                     )
                 ]
             )

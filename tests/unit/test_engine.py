@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 from sglang_kit import engine
 from sglang_kit.engine import (
-    STRATEGY_METHODS,
     SUPPORTED,
     Build,
     UnknownVersionError,
@@ -12,6 +11,7 @@ from sglang_kit.engine import (
     version_key,
 )
 from sglang_kit.engine_flags import all_flags, check_flags, known_flags
+from sglang_kit.instance import METHODS
 from sglang_kit.problem import ProblemsError
 
 from scripts import flags as generator
@@ -66,7 +66,7 @@ def test_algorithms_are_the_parsers_choices_where_it_has_any() -> None:
 @pytest.mark.parametrize("version", SUPPORTED)
 def test_methods(version: str) -> None:
     found = facts(version)
-    assert [found.algorithm(m) for m in STRATEGY_METHODS if m != "ddtree"] == [
+    assert [found.algorithm(m) for m in METHODS if m != "ddtree"] == [
         None,
         "EAGLE",
         "EAGLE",
