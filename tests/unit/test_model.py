@@ -410,7 +410,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(data=st.data())
 def test_no_change_of_a_config_ends_in_a_traceback(data: st.DataObject) -> None:
     found = config(data.draw(st.sampled_from(NAMES)))
@@ -435,7 +435,7 @@ def test_no_change_of_a_config_ends_in_a_traceback(data: st.DataObject) -> None:
     assert allocated(model.parts, 1) > 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.binary(max_size=60) | st.text(max_size=60))
 def test_no_text_ends_in_a_traceback(text: str | bytes) -> None:
     try:
