@@ -64,9 +64,9 @@ class Reader:
             (names[0], None),
         )
 
-    def fault(self, name: str, message: str, remedy: str = "") -> None:
+    def fault(self, name: str, message: str) -> None:
         """Note a fault of one key."""
-        self._problems.add(self._where, self._path + name, message, remedy)
+        self._problems.add(self._where, self._path + name, message)
 
     def has(self, *names: str) -> bool:
         """Whether one of the keys has a value."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Callable
+from typing import TYPE_CHECKING
 
 from .journal import redact
 
@@ -71,36 +71,31 @@ class Diagnosis:
     reference: str = ""
 
 
-Advise = Callable[[str, "Observation"], str]
-"""Gives a remedy with a value that works for a cause, or an empty text where it has none."""
-
-
-def diagnose(seen: Observation, advise: Advise | None = None) -> Diagnosis:
-    """Name the cause of a failure; ``advise`` may know a better remedy than the catalogue.
+def diagnose(seen: Observation) -> Diagnosis:
+    """Name the cause of a failure.
 
     An exception that no root describes is unknown, whatever else followed from it.
     """
     statements = tuple(_statements(seen))
     unexplained = any(one.kind == "traceback" and not one.follows for one in statements)
-    found = _described(ROOTS, seen, statements, advise)
+    found = _described(ROOTS, seen, statements)
     if found is None and not unexplained:
-        found = _judged(seen) or _described(CONSEQUENCES, seen, statements, advise)
+        found = _judged(seen) or _described(CONSEQUENCES, seen, statements)
     return found or _unknown(seen, statements)
 
 
 def _described(
-    rows: tuple[Cause, ...], seen: Observation, statements: tuple[_Statement, ...], advise: Advise | None
+    rows: tuple[Cause, ...], seen: Observation, statements: tuple[_Statement, ...]
 ) -> Diagnosis | None:
     for cause in rows:
         found = _match(cause, seen, statements)
         if found:
             words, statement = found
-            remedy = advise(cause.id, seen) if advise else ""
             return Diagnosis(
                 cause=cause.id,
                 phase=cause.phase or _PHASES.get(statement.stage, statement.stage),
                 sentence=cause.sentence.format_map(words),
-                remedy=remedy or cause.remedy.format_map(words),
+                remedy=cause.remedy.format_map(words),
                 evidence=statement.evidence,
                 reference=cause.reference,
             )

@@ -697,15 +697,12 @@ class Follower:
         *,
         started: float | None = None,
         invocation: str = "",
-        advise: diagnosis.Advise | None = None,
     ) -> None:
         """Start at ``started``, when the main process did; at the first line's time where it is unknown.
 
-        ``invocation`` is the one to follow, the first one seen where it is unknown. ``advise`` may know
-        better remedies than the catalogue.
+        ``invocation`` is the one to follow, the first one seen where it is unknown.
         """
         self._expectation = expectation
-        self._advise = advise
         self._fold = Fold(expectation.engine_version or None)
         self._pools = Pools()
         self._events: list[Event] = []
@@ -835,16 +832,16 @@ class Follower:
         self._settle(now, ended=ended)
         seen = self._observation(unit)
         if lifecycle == NEVER_STARTED:
-            return self._verdict(NEVER_STARTED, seen, now, diagnose(seen, self._advise))
+            return self._verdict(NEVER_STARTED, seen, now, diagnose(seen))
         fatal = self._fatal(ended=ended)
         if lifecycle == RESTARTING:
-            return self._verdict(RESTARTING, seen, now, diagnose(seen, self._advise))
+            return self._verdict(RESTARTING, seen, now, diagnose(seen))
         if self._stop_came_first(fatal, unit, lifecycle):
             found = Diagnosis("stopped-by-request", self.stage, "stopped by request", "", ())
             return self._verdict(STOPPED, seen, now, found)
         if (fatal and self._fold.open_since is None) or lifecycle == FAILED:
             since = now if fatal is None or fatal.time is None else fatal.time
-            return self._verdict(FAILED, seen, since, diagnose(seen, self._advise))
+            return self._verdict(FAILED, seen, since, diagnose(seen))
         return self._living(seen, now)
 
     def _lifecycle(self, unit: UnitState | None) -> str:
@@ -903,7 +900,7 @@ class Follower:
             return self._ready(seen, self._ready_since)
         failed = next((check for check in seen.checks if check.held is False), None)
         if failed:
-            return self._verdict(FAILED, seen, now, diagnose(seen, self._advise))
+            return self._verdict(FAILED, seen, now, diagnose(seen))
         held = sum(1 for check in seen.checks if check.held)
         if held == len(seen.checks):
             self._ready_since = now

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sglang_kit import diagnosis
 from sglang_kit.diagnosis import CONSEQUENCES, ROOTS, diagnose
 from sglang_kit.journal import KERNEL, SYSTEMD, Allocated, Line
-from sglang_kit.readiness import Check, Expectation, Follower, Observation, UnitState, Verdict
+from sglang_kit.readiness import Expectation, Follower, Observation, UnitState, Verdict
 
 from tests.replay.build import RECORDINGS
 from tests.replay.recording import load
@@ -580,23 +580,6 @@ def test_long_messages_are_never_cut() -> None:
     verdict = raise_("ValueError: " + "x" * 100_000)
     assert len(verdict.sentence) > 100_000
     assert verdict.evidence[-1].text.endswith("x" * 100_000)
-
-
-# --- advice
-
-
-def test_advice_wins_over_the_catalogue_where_there_is_some() -> None:
-    seen = Observation(
-        expectation=Expectation(),
-        events=(),
-        allocated=Allocated(),
-        stage="serving",
-        checks=(Check("concurrency", False, "serves 4, asked for 8"),),
-    )
-    assert (
-        diagnose(seen, lambda cause, _: f"{cause}: ask for 4").remedy == "concurrency-below-asked: ask for 4"
-    )
-    assert diagnose(seen, lambda _cause, _seen: "").remedy.startswith("give the state cache more room")
 
 
 def test_a_draft_model_that_does_not_fit_is_told_from_the_target() -> None:

@@ -634,15 +634,6 @@ def test_notes_say_what_was_lost_and_what_is_worth_knowing() -> None:
     assert found.observe(1.0).notes == ("Suppressed 12 messages from sglang-a.service",)
 
 
-def test_a_better_remedy_may_be_known() -> None:
-    found = Follower(
-        Expectation.from_plan({**PLAN, "context_length": 16384}), advise=lambda cause, _: f"for {cause}: 8192"
-    )
-    for line in SERVING:
-        found.feed([line], line.time or 0.0)
-    assert found.observe(STOPPED_AT, unit=ALIVE).remedy == "for kv-cache-below-context: 8192"
-
-
 def test_flags_become_arguments() -> None:
     argv = ["python", "-m", "sglang.launch_server", "--model-path", "/m", "--tp-size=2", "--enable-metrics"]
     assert planned_arguments([*argv, "--cuda-graph-bs", "1", "2"]) == {
