@@ -20,6 +20,7 @@ from . import diagnosis, engine
 from .diagnosis import Diagnosis, diagnose
 from .journal import ENGINE, Allocated, Event, Fold, Pools
 from .quantity import from_gib
+from .settings import size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -574,10 +575,15 @@ def _words(argv: Sequence[str]) -> Sequence[str]:
 def _same(wanted: str, effective: object) -> bool:
     if effective is None or isinstance(effective, str):
         return wanted == effective
-    if isinstance(effective, (list, tuple)):
-        return wanted.split() == [str(item) for item in effective]
+    if isinstance(effective, list) and wanted.split() == [str(item) for item in effective]:
+        return True
+    return any(_reads(wanted, read, effective) for read in (json.loads, float, size))
+
+
+def _reads(text: str, read: Callable[[str], object], value: object) -> bool:
+    """Whether a text is read as this value."""
     try:
-        return bool(json.loads(wanted) == effective)
+        return bool(read(text) == value)
     except ValueError:
         return False
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Callable
 
 from .engine_flags import check_flags, known_flags
@@ -66,19 +67,23 @@ class Settings:
     balance_checked: bool = True  # SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK
 
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)?")
+_SIZE = re.compile(r"(?P<whole>\d+)(?P<binary>[KMGT]i)?|(?P<number>\d+(?:\.\d+)?)(?P<decimal>[kMGT])")
 _UNITS = {
     **{unit: 1000**power for power, unit in enumerate(("", "k", "M", "G", "T"))},
     **{unit: 1024**power for power, unit in enumerate(("", "Ki", "Mi", "Gi", "Ti")) if unit},
 }
 
 
-def _size(text: str) -> int:
-    """Read what SGLang calls a human readable integer: 8k is 8,000, 8Ki is 8,192."""
+def size(text: str) -> int:
+    """Read what SGLang calls a human readable integer: 8k is 8,000, 8Ki is 8,192.
+
+    (utils/common.py:human_readable_int) Raises ``ValueError`` for anything else.
+    """
     match = _SIZE.fullmatch(text)
     if match is None:
         raise ValueError(text)
-    return int(float(match[1]) * _UNITS[match[2] or ""])
+    unit = match["binary"] or match["decimal"] or ""
+    return int(Decimal(match["whole"] or match["number"]) * _UNITS[unit])
 
 
 def _algorithm(text: str) -> str:
@@ -94,14 +99,14 @@ _VALUES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "device": ("device", str),
     "tensor_parallel": ("tensor_parallel", int),
     "attention_data_parallel": ("attention_data_parallel", int),
-    "context_length": ("context_length", _size),
+    "context_length": ("context_length", size),
     "memory_fraction": ("memory_fraction", float),
     "running_requests": ("running_requests", int),
-    "total_tokens": ("total_tokens", int),
+    "total_tokens": ("total_tokens", size),
     "kv_dtype": ("kv_dtype", str),
     "page_size": ("page_size", int),
     "prefill_chunk": ("prefill_chunk", int),
-    "prefill_tokens": ("prefill_tokens", int),
+    "prefill_tokens": ("prefill_tokens", size),
     "graph_max_bs_decode": ("graph_max_bs_decode", int),
     "graph_list_decode": ("graph_max_bs_decode", int),
     "attention_backend": ("attention_backend", str),
@@ -263,7 +268,7 @@ def _value(
     shown = repr(" ".join(values)[:80])
     try:
         largest = max(read(value) for value in values)
-    except (ValueError, OverflowError):
+    except ValueError:
         problems.append(Problem("", key, f"{shown} is no value of it"))
         return None
     least, most = limits

@@ -42,6 +42,9 @@ def test_a_whole_command_line(version: str) -> None:
     [
         ("--context-length 8Ki", "context_length", 8192),
         ("--context-length 0.5M", "context_length", 500_000),
+        ("--context-length 1.005k", "context_length", 1005),
+        ("--max-total-tokens 1M", "total_tokens", 1_000_000),
+        ("--max-prefill-tokens 16Ki", "prefill_tokens", 16_384),
         ("--enable-multimodal", "multimodal", True),
         ("--tp-size 4 --tensor-parallel-size 8", "tensor_parallel", 8),
         ("--enable-dp-attention", "attention_data_parallel", 1),
@@ -126,6 +129,8 @@ def test_what_no_formula_knows_is_named() -> None:
     [
         (["--context-len", "8192"], {}, "chat: argv.--context-len: --context-len is an abbreviation"),
         (["--context-length", "long"], {}, "chat: --context-length: 'long' is no value of it"),
+        (["--context-length", "8.5Ki"], {}, "chat: --context-length: '8.5Ki' is no value of it"),
+        (["--context-length", "0.5"], {}, "chat: --context-length: '0.5' is no value of it"),
         (["--max-running-requests", "many"], {}, "chat: argv"),
         ([], {"SGLANG_VLM_CACHE_SIZE_MB": "x"}, "chat: env.SGLANG_VLM_CACHE_SIZE_MB: 'x' is no value of it"),
         (["--tp-size", "0"], {}, "chat: --tp-size: '0' is not from 1 to 1024"),
@@ -139,7 +144,7 @@ def test_what_no_formula_knows_is_named() -> None:
         (
             ["--context-length", "9" * 400 + "k"],
             {},
-            f"chat: --context-length: '{'9' * 80}' is no value of it",
+            f"chat: --context-length: '{'9' * 80}' is not from 1 to 1e+09",
         ),
         (
             ["--enable-dp-attention", "--dp-size", "0"],
