@@ -54,19 +54,24 @@ def effective(text: str, *, version: str, wheels: Mapping[str, str]) -> str:
     """Return the lock that installs ``version``, with wheels of one's own in place of what it pins.
 
     ``wheels`` maps file names to their SHA-256 in hexadecimal digits. Without any, the text stays as it is.
-    Raises ``ProblemsError`` for a name that is no wheel's, for a pin without a hash, and where the outcome
-    installs another version.
+    Raises ``ProblemsError`` for a name that is no wheel's, for two versions of a package, for a pin without a
+    hash, and where the outcome installs another version.
     """
     found = Collector()
-    own: dict[str, str] = {}
+    own: dict[str, list[str]] = {}
     for file, digest in sorted(wheels.items()):
         match = _WHEEL.fullmatch(file)
         if match is None:
             found.add("", "sglang_engine_wheels", f"{file} is not named as wheels are")
-        else:
-            own[normal(match[1])] = f"{normal(match[1])}=={match[2]} --hash=sha256:{digest}\n"
+            continue
+        name = normal(match[1])
+        pin = own.setdefault(name, [f"{name}=={match[2]}"])
+        if pin[0] != f"{name}=={match[2]}":
+            found.add("", "sglang_engine_wheels", f"has {pin[0]} and {match[2]}", "leave one of them out")
+        pin.append(f"--hash=sha256:{digest}")
     kept = _PIN.sub(lambda match: "" if normal(match[1]) in own else match[0], text)
-    whole = "".join([kept, "\n" if own and not kept.endswith("\n") else "", *own.values()])
+    added = [f"{' '.join(pin)}\n" for pin in own.values()]
+    whole = "".join([kept, "\n" if own and not kept.endswith("\n") else "", *added])
     pinned = pins(whole)
     loose = sorted({pin.name for pin in pinned if not pin.hashes})
     if loose:

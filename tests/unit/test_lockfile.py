@@ -47,6 +47,18 @@ def test_wheels_of_ones_own_take_the_place_of_what_is_pinned(end: str) -> None:
     ]
 
 
+def test_wheels_of_one_package_for_several_pythons_are_one_pin() -> None:
+    wheels = {f"sglang-0.5.23-cp3{minor}-cp3{minor}-any.whl": digest for minor, digest in ((11, A), (12, C))}
+    assert lockfile.pins(lockfile.effective(LOCK, version="0.5.23", wheels=wheels))[-1].hashes == (A, C)
+
+
+def test_wheels_of_two_versions_of_a_package_are_refused() -> None:
+    wheels = {"sglang-0.5.23-py3-none-any.whl": A, "sglang-0.5.23+ours.1-py3-none-any.whl": C}
+    with pytest.raises(ProblemsError) as caught:
+        lockfile.effective(LOCK, version="0.5.23+ours.1", wheels=wheels)
+    assert "has sglang==0.5.23+ours.1 and 0.5.23; leave one of them out" in str(caught.value)
+
+
 def test_every_fault_of_a_lock_is_said() -> None:
     with pytest.raises(ProblemsError) as caught:
         lockfile.effective("sglang==0.5.20\nnumpy==2.3.4\n", version="0.5.23", wheels={"sglang.whl": A})
