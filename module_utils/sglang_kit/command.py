@@ -99,8 +99,8 @@ def remedy(words: str, facts: EngineFacts, pinned: Mapping[str, str]) -> str:
 
 
 def _owned(instance: Instance, given: str, key: str) -> Problem:
-    remedy = "list the GPUs there, or none for the CPU" if key == "gpus" else f"move the value to `{key}`"
-    return Problem(instance.name, given, f"is said by the key `{key}`", remedy)
+    way = "list the GPUs there, or none for the CPU" if key == "gpus" else f"move the value to `{key}`"
+    return Problem(instance.name, given, f"is said by the key `{key}`", way)
 
 
 def engine_argv(

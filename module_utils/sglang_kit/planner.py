@@ -155,8 +155,8 @@ def plan(
         raise ProblemsError([replace(problem, where=where) for problem in error.problems]) from None
     best = _best(case)
     if best.faults:
-        remedy = _remedy(case)
-        raise ProblemsError([Problem(where, key, message, remedy) for key, message in best.faults])
+        ways = _remedy(case)
+        raise ProblemsError([Problem(where, key, message, ways) for key, message in best.faults])
     return _explain(case, best)
 
 
