@@ -34,6 +34,11 @@ def plan_of(host: Host, name: str) -> dict[str, Any]:
     return loaded
 
 
+def journal(host: Host, *options: str) -> str:
+    """Read lines of the journal, also those that were written a moment ago."""
+    return str(host.check_output(f"journalctl --sync && journalctl --output cat {' '.join(options)}"))
+
+
 def processes_of(host: Host, unit: str) -> list[str]:
     """List all processes of a unit; none where its control group is gone."""
     group = show(host, unit, "ControlGroup")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import threading
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +62,6 @@ class Outcome:
 
     returncode: int
     output: str
-    seconds: float
     places: dict[str, Path] = field(default_factory=dict)
 
     def verdict(self, name: str) -> dict[str, Any]:
@@ -84,10 +82,9 @@ def watch(host: Host, tmp_path: Path) -> Callable[..., Outcome]:
         asked = {"plans": plans, "previous": previous or {}, "artifacts": str(tmp_path)}
         request = tmp_path / "request.json"
         request.write_text(json.dumps(asked), encoding="utf-8")
-        begin = time.monotonic()
         done = playbook(SCENARIO / "inventory", str(SCENARIO / "watch.yml"), f"--extra-vars=@{request}")
         places = {place.parent.name: place for place in tmp_path.glob(f"failures/{host.backend.host}/*/*")}
-        return Outcome(done.returncode, done.stdout, time.monotonic() - begin, places)
+        return Outcome(done.returncode, done.stdout, places)
 
     return follow
 
@@ -111,23 +108,21 @@ def stop(host: Host, *names: str) -> None:
 
 
 def journal(host: Host, name: str) -> str:
-    invocation = show(host, name, "InvocationID")
-    return str(host.check_output(f"journalctl _SYSTEMD_INVOCATION_ID={invocation} --output cat --all"))
+    return on_host.journal(host, f"_SYSTEMD_INVOCATION_ID={show(host, name, 'InvocationID')}", "--all")
 
 
 @pytest.fixture
 def environment(host: Host) -> Iterator[Callable[..., None]]:
-    """Change how an instance's engine plays, until the end of the test."""
+    """Change lines of an instance's unit, and how its engine plays, until the end of the test."""
     changed = []
 
-    def change(name: str, **variables: str) -> None:
+    def change(name: str, *lines: str, **variables: str) -> None:
         folder = f"/run/systemd/system/{unit(name)}.d"
         # Read after the unit's own EnvironmentFile=, so it wins.
-        lines = "".join(f"SGLANG_REPLAY_{key.upper()}='{text}'\\n" for key, text in variables.items())
-        host.check_output(f'mkdir -p {folder} && printf "{lines}" >{folder}/environment')
-        host.check_output(
-            f"printf '[Service]\\nEnvironmentFile={folder}/environment\\n' >{folder}/replay.conf"
-        )
+        played = "".join(f"SGLANG_REPLAY_{key.upper()}='{text}'\\n" for key, text in variables.items())
+        host.check_output(f'mkdir -p {folder} && printf "{played}" >{folder}/environment')
+        unit_lines = "\\n".join(("[Service]", f"EnvironmentFile={folder}/environment", *lines))
+        host.check_output(f"printf '{unit_lines}\\n' >{folder}/replay.conf")
         host.check_output("systemctl daemon-reload")
         changed.append(folder)
 
@@ -218,6 +213,7 @@ def test_its_evidence_is_told_whole_and_kept(matrix: Outcome, name: str) -> None
 
 
 def test_the_last_failure_is_explained_on_the_host_in_the_same_words(host: Host, matrix: Outcome) -> None:
+    wait_until(lambda: show(host, "truncated", "ActiveState") == "failed")  # until then it starts again
     told = host.check_output("sglang-why truncated")
     assert "cause      weights-damaged: " in told
     assert "SafetensorError" in told
@@ -290,8 +286,8 @@ def test_a_stage_without_progress_is_stalled(host: Host, watch: Callable[..., Ou
 
 def test_a_long_silence_is_broken(host: Host, watch: Callable[..., Outcome]) -> None:
     start(host, "hang")
-    outcome = watch("hang", stage_seconds={"distributed": 30})
-    assert "hang: 0:2" in outcome.output
+    outcome = watch("hang", stage_seconds={"distributed": 45})
+    assert len(re.findall(r"^hang: \d:\d\d distributed", outcome.output, re.MULTILINE)) >= 2
     assert outcome.cause("hang") == ("no-progress", "distributed")
     stop(host, "hang")
 
@@ -302,13 +298,15 @@ def test_a_busy_server_is_no_failure(host: Host, watch: Callable[..., Outcome]) 
     outcome = watch("busy")
     assert outcome.returncode == 0, outcome.output
     assert outcome.places == {}
-    assert outcome.seconds > 30
     assert journal(host, "busy").count('"GET /health HTTP/1.1" 503') > 3
     stop(host, "busy")
 
 
-def test_a_killed_engine_is_told_from_one_that_failed(host: Host, watch: Callable[..., Outcome]) -> None:
+def test_a_killed_engine_is_told_from_one_that_failed(
+    host: Host, watch: Callable[..., Outcome], environment: Callable[..., None]
+) -> None:
     """What the OOM killer does; without its line in the kernel's log nobody can say that it was it."""
+    environment("killed", "Restart=no")
     start(host, "killed")
     wait_until(lambda: "Load weight begin" in journal(host, "killed"))
     launcher = show(host, "killed", "MainPID")
@@ -319,12 +317,14 @@ def test_a_killed_engine_is_told_from_one_that_failed(host: Host, watch: Callabl
     stop(host, "killed")
 
 
-def test_a_restart_loop_is_told_by_its_cause(host: Host, watch: Callable[..., Outcome]) -> None:
-    """Not by its consequence: that systemd or the launcher has given up."""
+def test_a_restart_loop_is_told_by_its_cause(
+    host: Host, watch: Callable[..., Outcome], environment: Callable[..., None]
+) -> None:
+    """Not by its consequence: that the launcher has given up."""
+    environment("loop", "RestartSec=100ms")
     start(host, "loop")
-    wait_until(
-        lambda: show(host, "loop", "NRestarts") != "0" or show(host, "loop", "ActiveState") == "failed"
-    )
+    wait_until(lambda: show(host, "loop", "ActiveState") == "failed")
+    assert show(host, "loop", "NRestarts") == "2"
     assert watch("loop").cause("loop") == ("scheduler-killed", "distributed")
     assert "cause      scheduler-killed" in host.check_output("sglang-why loop")
     stop(host, "loop")
