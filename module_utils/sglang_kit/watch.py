@@ -43,6 +43,8 @@ class Bookmark:
     spoken_at: float
     invocation: str = ""
     started: float = 0.0
+    proven: bool = False
+    """Whether it served already when the watch began: then it is asked, and an earlier proof says nothing."""
     held: int = 0
     moved: float = 0.0
     shown: int = 0
@@ -91,13 +93,16 @@ class Watch:
                 state = remembered(self.unit, state)
         first = self._follower is None
         follower = self._follower or self._begin(state, now)
+        if self._reader is None and not (self._mark.proven and _is_ready(state)):
+            began = replace(state, invocation=self._mark.invocation, started=self._mark.started)
+            self._reader = JournalReader(self.unit, began)
         if self._reader is not None:
             proof = proof_of(self.plan["name"], state) if _is_ready(state) else None
             if proof:
                 return proof
             follower.feed(self._reader.read(), now)
-            if first:
-                follower.resume(self._mark.held, self._mark.moved)
+        if first:
+            follower.resume(self._mark.held, self._mark.moved)
         verdict = self._observed(follower, state, now)
         if state.lifecycle != "alive" and not self._ended:
             self._ended = True  # its last lines may still be on their way to the journal
@@ -132,15 +137,11 @@ class Watch:
 
         Before its main process is there, an invocation is as old as the first look at it.
         """
-        watched = bool(self._mark.invocation)
-        if not watched:
+        if not self._mark.invocation:
             began = state.started or now
-            self._mark = replace(self._mark, invocation=state.invocation, started=began)
+            proven = _is_ready(state)
+            self._mark = replace(self._mark, invocation=state.invocation, started=began, proven=proven)
         mark = self._mark
-        if watched or not _is_ready(state):
-            self._reader = JournalReader(
-                self.unit, replace(state, invocation=mark.invocation, started=mark.started)
-            )
         self._follower = Follower(self._expectation, started=mark.started, invocation=mark.invocation)
         return self._follower
 

@@ -445,6 +445,26 @@ def test_a_silent_stage_ends_the_watch_over_all_its_steps(host: Host) -> None:
     assert len(seen) > 4
 
 
+def test_what_served_and_hangs_is_not_taken_for_ready_by_its_old_proof(host: Host, tmp_path: Path) -> None:
+    host.states = {"chat": [SERVING]}
+    host.answers["health"] = Answer(503)
+    keep_proof(tmp_path, "chat", NEW)
+    *_, last = steps(host, [plan()], {})
+    verdict = last.instances["chat"]
+    assert (verdict["state"], verdict["phase"], verdict["cause"]) == ("stalled", "serving", "no-progress")
+    assert host.now < BEGIN + 200
+
+
+def test_what_served_and_dies_meanwhile_is_explained_by_its_journal(host: Host) -> None:
+    host.states = {"chat": [SERVING] * 11 + [FAILED]}
+    host.answers["health"] = Answer(503)
+    host.journals["chat"] = [["Traceback (most recent call last):", "  File", "RuntimeError: the last words"]]
+    replay_journals(host)
+    *_, last = steps(host, [plan()], {})
+    assert last.instances["chat"]["state"] == "failed"
+    assert "RuntimeError: the last words" in last.instances["chat"]["sentence"]
+
+
 def test_a_wait_for_the_stop_before_goes_over_all_steps(host: Host) -> None:
     host.states["chat"] = [OLD_STOPPING]
     seen = steps(host, [plan(stop_seconds=60)], {"chat": OLD})
