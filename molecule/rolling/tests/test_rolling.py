@@ -117,6 +117,23 @@ def test_going_back_to_what_runs_starts_nothing(host: Host) -> None:
     assert main_pids(host, UNITS) == before
 
 
+def test_a_last_good_state_that_hangs_is_started_once(host: Host) -> None:
+    before, good = main_pids(host, UNITS), state(host, "two", "known-good")["id"]
+    engine = host.check_output(f"pgrep --parent {before[UNITS[1]]}")
+    # A signal that ends it reaches a frozen process when it thaws.
+    stops = "systemctl show sglang-two --property ActiveState --value | grep --quiet deactivating"
+    thaw = f"until {stops}; do sleep 0.2; done; kill -CONT {engine}"
+    host.check_output(f"kill -STOP {engine} && systemd-run --unit=thaw sh -c '{thaw}'")
+    outcome = run("playbooks/rollback.yml", instance="two", state=good)
+    assert outcome.returncode != 0
+    assert f"two is back on its last good state {good} and serves" in told(outcome)
+    assert healthy(host, "two")
+    after = main_pids(host, UNITS)
+    assert [unit for unit in UNITS if after[unit] != before[unit]] == [UNITS[1]]
+    results = [one["result"] for one in state(host, "two", "known-good")["results"]]
+    assert results[-2:] == ["failed", "rolled_back"]
+
+
 def test_an_earlier_state_comes_back_with_one_start(host: Host) -> None:
     before = main_pids(host, UNITS)
     starts = journal(host, "--unit sglang-one").count("Started sglang-one")
