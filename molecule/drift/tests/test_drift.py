@@ -163,10 +163,15 @@ def test_a_replaced_model_is_told_and_loaded(host: Host, artifacts: Path) -> Non
 
 
 def test_a_host_is_cleared_as_it_is_told(host: Host) -> None:
+    host.check_output(f"mkdir {UNIT}.d && touch {DROP_IN}")
+    wrong = ran("playbooks/remove.yml", "--extra-vars=" + json.dumps({"also": ["model"]}))
+    assert wrong.returncode != 0
+    assert "also: model: is none of releases, caches, states, models" in wrong.stdout
     dry = ran(
         "playbooks/remove.yml", "--check", "--extra-vars=" + json.dumps({"also": ["releases", "models"]})
     )
     assert dry.returncode == 0, dry.stdout
+    assert f"drop-ins {UNIT}.d" in dry.stdout
     for path in (UNIT, "/opt/sglang/current", "/var/models/tiny-gpt2"):
         assert path in dry.stdout
         assert host.file(path).exists
@@ -175,6 +180,8 @@ def test_a_host_is_cleared_as_it_is_told(host: Host) -> None:
     outcome = ran("playbooks/remove.yml", "--extra-vars=" + json.dumps({"also": ["models"]}))
     assert outcome.returncode == 0, outcome.stdout
     assert "Stopped: sglang-chat.service, sglang-other.service" in outcome.stdout
+    assert f"drop-ins {UNIT}.d" in outcome.stdout.partition("Left:")[2]
+    assert host.file(DROP_IN).exists
     assert not host.file(UNIT).exists
     assert not host.file("/var/models/tiny-gpt2").exists
     assert host.file("/srv/models/tiny-gpt2/config.json").exists
