@@ -42,6 +42,7 @@ def deploy(*options: str) -> str:
 def status(artifacts: Path) -> str:
     """Return what status shows of what was changed."""
     outcome = ran("playbooks/status.yml", f"--extra-vars=sglang_artifacts_dir={artifacts}")
+    assert "Disk" in outcome.stdout, outcome.stdout
     return outcome.stdout.partition("Changed since the deploy")[2].partition("Disk")[0]
 
 
