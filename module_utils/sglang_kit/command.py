@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 MODULE = "sglang.launch_server"
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 LOOPBACK = "127.0.0.1,localhost,::1"
+HOME = "/var/lib/sglang/home"
+"""The account's, and the units' ``StateDirectory=``: what is beside it is written by root alone."""
 
 OWNERS = {
     "model": "model",
@@ -148,7 +150,7 @@ def engine_environment(
     """
     environment = {
         "PATH": f"{release}/bin:{path}",
-        "HOME": "/var/lib/sglang",
+        "HOME": HOME,
         "XDG_CACHE_HOME": cache_directory,
         **facts.cache_environment(cache_directory),
         "HF_HUB_OFFLINE": "1",

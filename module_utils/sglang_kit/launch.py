@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import credentials, probe
 from .attempts import EXIT_GAVE_UP, SENTENCE, Attempts
+from .command import HOME
 from .diagnosis import UNKNOWN, signal_name
 from .journal import Line, redact
 from .progress import took
@@ -58,8 +59,7 @@ that requests bring into the log can disturb what serves."""
 STATUS_LENGTH = 1000
 """Characters; systemd ignores a notification of more than 4096 bytes."""
 PROOF = "proof.json"
-STATE = Path("/var/lib/sglang")
-"""The units' ``StateDirectory=``."""
+STATE = Path(HOME)
 TERMINAL_STOPS = {0, -signal.SIGTERM, -signal.SIGKILL}
 """Ends of the engine's main process that a requested stop explains: a drain, one before the listener
 was up, and the drain of 0.5.11 to 0.5.18, which kills itself."""

@@ -175,7 +175,7 @@ def test_the_gpus_are_not_chosen_by_a_variable() -> None:
 def test_the_environment_of_an_instance_without_gpus() -> None:
     variables = environment()
     assert variables["PATH"] == "/opt/sglang/releases/a/bin:/usr/bin:/bin"
-    assert variables["HOME"] == "/var/lib/sglang"
+    assert variables["HOME"] == "/var/lib/sglang/home"
     assert not {"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "LD_LIBRARY_PATH"} & set(variables)
 
 
