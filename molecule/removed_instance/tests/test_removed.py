@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.on_host import main_pids, playbook, show, wait_until
+from tests.on_host import journal, main_pids, playbook, show, wait_until
 
 if TYPE_CHECKING:
     from testinfra.host import Host
@@ -63,8 +63,7 @@ def test_it_is_stopped_first_and_its_files_go(host: Host) -> None:
     outcome = playbook(INVENTORY, "deploy.yml", "--limit=gpu_hosts", f"--extra-vars={remaining}")
     assert outcome.returncode == 0, outcome.stdout
     assert told(host) == ["drain leaves active"]
-    journal = host.check_output(f"journalctl INVOCATION_ID={invocation} _PID=1 --output cat")
-    assert "Deactivated successfully" in journal
+    assert "Deactivated successfully" in journal(host, f"INVOCATION_ID={invocation} _PID=1")
     assert show(host, "sglang-leaves", "LoadState") == "not-found"
     assert host.run("pgrep --full /etc/sglang/leaves.plan.json").stdout == ""
     left = host.check_output("find /etc /run/sglang /run/systemd -name '*leaves*'")
