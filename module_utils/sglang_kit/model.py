@@ -34,10 +34,21 @@ _MAX_LAYERS = 4096
 _MAX_CONTEXT = 1 << 31
 
 
+class NotUnderstoodError(ProblemsError):
+    """A model that the engine may well serve, and whose memory cannot be planned."""
+
+    def __init__(self, where: str, key: str, name: str, known: str) -> None:
+        """Name what is not understood, what would be, and the way around."""
+        fault = f"{name} is not understood: its memory cannot be planned"
+        remedy = f"known are {known}; to serve it without a plan of its memory, pin memory.fraction"
+        super().__init__([Problem(where, key, fault, remedy)])
+
+
 def read_config(config: Mapping[str, Any], *, where: str = "") -> Model:
     """Read a target's or draft's configuration.
 
-    Raises ``ProblemsError`` with every fault, or the name of an architecture that is not understood.
+    Raises ``ProblemsError`` with every fault, ``NotUnderstoodError`` for an architecture or a quantisation
+    that no formula here is for.
     """
     problems = Collector()
     root = Reader(config, problems, where)
@@ -47,12 +58,12 @@ def read_config(config: Mapping[str, Any], *, where: str = "") -> Model:
     problems.check()
     family = _FAMILIES.get(names[0])
     if family is None:
-        known = ", ".join(sorted(_FAMILIES))
-        raise ProblemsError(
-            [Problem(where, "architectures", f"{names[0]} is not understood", f"known are {known}")]
-        )
+        raise NotUnderstoodError(where, "architectures", names[0], ", ".join(sorted(_FAMILIES)))
     model = family(names[0], root)
     problems.check()
+    if model.quantization is not None and model.quantization.bits is None:
+        known = "fp8, mxfp4, nvfp4, int8, awq, gptq and compressed tensors"
+        raise NotUnderstoodError(where, "quantization_config", model.quantization.method, known)
     return model
 
 

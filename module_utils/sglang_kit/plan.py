@@ -15,7 +15,7 @@ from . import cards, command, credentials, engine, fingerprint, hook, host, over
 from .config_reader import read_json
 from .host_memory import Request, check_host_memory, host_bytes, plan_shared
 from .instance import GPU, Instance, read_instances
-from .model import read_config
+from .model import NotUnderstoodError, read_config
 from .problem import Collector, ProblemsError
 from .quantity import GIB
 from .rules import Wish
@@ -137,7 +137,8 @@ def plan_host(
     """Plan every instance of a host, as plain JSON-like values in the order of the inventory.
 
     ``models`` are the configurations (each ``config.json``, read or its text) by directory; the memory of
-    an instance whose model is not among them, or on a host whose GPUs are not known, is left to the engine.
+    an instance whose model is not among them, or on a host whose GPUs are not known, is left to the engine,
+    as it is where a model is not understood and the instance pins its fraction.
     An absent instance makes no plan and holds no port and no GPU: it is as if it were not listed.
     Raises ``ProblemsError`` with every fault of every instance.
     """
@@ -233,12 +234,7 @@ def _plan_memory(
 
 def _needs(instance: Instance, host_cards: Mapping[str, Card], models: Mapping[str, Any]) -> list[str]:
     """Say what is not known to plan the memory, and the line of the inventory that tells it."""
-    paths = [path for path in (instance.model, instance.strategy.draft_model) if path and path not in models]
-    found = [
-        f"the config.json of {path} is not known: add a copy of it to "
-        f"sglang_model_catalog: {{path: {path}, config: COPY}}"
-        for path in paths
-    ]
+    found = [reason for path in _paths(instance) if (reason := _unknown(path, instance, models))]
     unknown = [gpu for gpu in instance.gpus if gpu not in host_cards]
     if unknown and host_cards:
         found.append(f"GPU {', '.join(unknown)} is not known: name one of {', '.join(host_cards)}")
@@ -250,11 +246,30 @@ def _needs(instance: Instance, host_cards: Mapping[str, Card], models: Mapping[s
     return found
 
 
+def _paths(instance: Instance) -> list[str]:
+    return [path for path in (instance.model, instance.strategy.draft_model) if path]
+
+
+def _unknown(path: str, instance: Instance, models: Mapping[str, Any]) -> str:
+    """Say why an instance is planned without the memory of this model; "" where it is planned, or refused."""
+    if path not in models:
+        return (
+            f"the config.json of {path} is not known: add a copy of it to "
+            f"sglang_model_catalog: {{path: {path}, config: COPY}}"
+        )
+    if instance.memory.fraction is not None:
+        try:
+            _model(path, models, instance.name)
+        except NotUnderstoodError as unknown:
+            return f"{path}: {unknown.problems[0].message}"
+    return ""
+
+
 def _request(instance: Instance, facts: EngineFacts, models: Mapping[str, Any]) -> Request | None:
-    """Say what an instance is and wants; None where a ``config.json`` is not at hand."""
-    draft_model = instance.strategy.draft_model
-    if instance.model not in models or (draft_model is not None and draft_model not in models):
+    """Say what an instance is and wants; None where its memory is not planned."""
+    if any(_unknown(path, instance, models) for path in _paths(instance)):
         return None
+    draft_model = instance.strategy.draft_model
     words = command.user_words(instance)
     base = read_argv(words, facts=facts, environment=instance.env, where=instance.name).settings
     wish = Wish(

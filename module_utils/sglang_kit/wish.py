@@ -38,12 +38,16 @@ def instance_memory(
     gpus = given["gpus"] if isinstance(given["gpus"], (list, tuple)) else ()
     found = Collector()
     card = cards.entry(gpu, given["name"], "gpu", found) if gpus else {}
-    found.check()
     models = {str(given["model"]): config}
     strategy = given.get("strategy") or {}
-    if draft_config is not None and isinstance(strategy, dict):
-        given["strategy"] = {"draft_model": _DRAFT, **strategy}
-        models[str(given["strategy"]["draft_model"])] = draft_config
+    if isinstance(strategy, dict):
+        if draft_config is not None:
+            given["strategy"] = {"draft_model": _DRAFT, **strategy}
+            models[str(given["strategy"]["draft_model"])] = draft_config
+        elif strategy.get("draft_model"):
+            message = "needs the draft model's config.json, too"
+            found.add(given["name"], "strategy.draft_model", message, "give draft_config")
+    found.check()
     settings = HostSettings(
         name="host",
         engine_version=str(engine_version),
@@ -56,6 +60,5 @@ def instance_memory(
     (plan,) = plan_host(instances=[{**given, "state": "started"}], settings=settings, models=models)
     memory: dict[str, Any] | None = plan["memory"]
     if memory is None:
-        message = "needs the draft model's config.json, too"
-        raise ProblemsError([Problem(given["name"], "strategy.draft_model", message, "give draft_config")])
+        raise ProblemsError([Problem(given["name"], "memory", need) for need in plan["memory_needs"]])
     return memory

@@ -319,9 +319,11 @@ WISH = {
 }
 
 
-def planned_on_gpus(*instances: object, **host: object) -> list[dict[str, Any]]:
+def planned_on_gpus(
+    *instances: object, models: dict[str, dict[str, Any]] = MODELS, **host: object
+) -> list[dict[str, Any]]:
     settings = read_host({**GPU_HOST, "gpus": CARDS, **host})
-    return plan_host(instances=list(instances), settings=settings, models=MODELS)
+    return plan_host(instances=list(instances), settings=settings, models=models)
 
 
 def test_memory_is_planned_and_rendered() -> None:
@@ -422,14 +424,22 @@ def test_main_memory_is_counted(host: dict[str, Any]) -> None:
         planned_on_gpus(first, second, **host)
 
 
+NEW = {QWEN: {"architectures": ["NewForCausalLM"]}}
+
+
 def test_a_model_that_is_not_understood_is_refused_by_name() -> None:
-    settings = read_host({**GPU_HOST, "gpus": CARDS})
     with pytest.raises(ProblemsError, match=r"chat: /srv/models/qwen36-27b/config.json: .*NewForCausalLM"):
-        plan_host(
-            instances=[definition(**WISH)],
-            settings=settings,
-            models={QWEN: {"architectures": ["NewForCausalLM"]}},
-        )
+        planned_on_gpus(definition(**WISH), models=NEW)
+
+
+def test_a_model_that_is_not_understood_is_served_with_a_pinned_fraction() -> None:
+    (planned,) = planned_on_gpus(definition(**WISH, memory={"fraction": 0.8}), models=NEW)
+    assert planned["memory"] is None
+    assert planned["memory_needs"] == [
+        f"{QWEN}: NewForCausalLM is not understood: its memory cannot be planned"
+    ]
+    assert value_of(planned, "--mem-fraction-static") == "0.8"
+    assert value_of(planned, "--max-running-requests") == "16"
 
 
 # --- secrets and pins ----------------------------------------------------------------------------

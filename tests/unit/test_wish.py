@@ -74,6 +74,13 @@ def test_a_draft_model_without_its_config_is_refused() -> None:
     )
 
 
+def test_a_pinned_fraction_plans_no_memory_of_a_model_that_is_not_understood() -> None:
+    wish = {**WISH, "memory": {"fraction": 0.8}}
+    assert refused(wish, config={"architectures": ["NewForCausalLM"]}) == (
+        "instance: memory: /model: NewForCausalLM is not understood: its memory cannot be planned"
+    )
+
+
 def test_a_cpu_needs_no_gpu() -> None:
     wish = {"gpus": [], "context_length": 1024, "concurrency": 8}
     memory = ask(wish, config=config("tiny-gpt2"), gpu={})
