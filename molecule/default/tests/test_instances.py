@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.on_host import plan_of, playbook, show
+from tests.on_host import journal, plan_of, playbook, show
 
 if TYPE_CHECKING:
     import subprocess
@@ -80,7 +80,7 @@ def test_values_arrive_as_they_were_written(host: Host) -> None:
 
 def test_the_journal_of_this_invocation_tells_the_start(host: Host, plan: dict[str, Any]) -> None:
     invocation = show(host, plan["unit"], "InvocationID")
-    lines = host.check_output(f"journalctl _SYSTEMD_INVOCATION_ID={invocation} --output cat --all")
+    lines = journal(host, f"_SYSTEMD_INVOCATION_ID={invocation}", "--all")
     assert lines.count("The server is fired up and ready to roll!") == 1
     assert f"Uvicorn running on http://127.0.0.1:{plan['port']}" in lines
 
@@ -130,7 +130,7 @@ def test_an_old_failure_is_not_reported_for_a_new_start(host: Host) -> None:
     host.check_output("systemctl daemon-reload && systemctl stop sglang-first")
     failed = host.run("systemctl start sglang-first")
     assert failed.rc != 0
-    assert "the engine ended by SIGKILL" in host.check_output("journalctl --unit sglang-first --lines 20")
+    assert "the engine ended by SIGKILL" in journal(host, "--unit sglang-first --lines 20")
     host.check_output(f"rm -r {Path(drop_in).parent} && systemctl daemon-reload")
     host.check_output("systemctl stop sglang-first")
 

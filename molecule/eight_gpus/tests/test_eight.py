@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.on_host import main_pids, plan_of, playbook, processes_of, show, wait_until
+from tests.on_host import journal, main_pids, plan_of, playbook, processes_of, show, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -138,7 +138,7 @@ def test_a_start_that_fails_in_a_row_ends_and_refuses_no_other_one(host: Host, d
         assert host.run(f"systemctl start {VICTIM}").rc != 0
         wait_until(lambda: show(host, VICTIM, "ActiveState") == "failed")
         assert show(host, VICTIM, "NRestarts") == "2"
-        last = host.check_output("journalctl --identifier=sglang-gpu-c --lines 1 --output cat")
+        last = journal(host, "--identifier=sglang-gpu-c --lines 1")
         assert "start 3 in a row that did not become ready" in last
 
 
@@ -155,7 +155,7 @@ def test_the_target_stops_and_starts_all(host: Host) -> None:
 def test_a_held_port_refuses_the_start_and_is_named(host: Host, squatter: str) -> None:
     assert host.run(f"systemctl start {VICTIM}").rc != 0
     pid = show(host, squatter, "MainPID")
-    last = host.check_output("journalctl --identifier=sglang-gpu-c --lines 1 --output cat")
+    last = journal(host, "--identifier=sglang-gpu-c --lines 1")
     assert f"port 32120 on 127.0.0.1 is held by pid {pid} (" in last
     assert f"of {squatter}" in last
     seen = playbook(INVENTORY, "playbooks/status.yml", "--limit=molecule-eight")
@@ -165,7 +165,7 @@ def test_a_held_port_refuses_the_start_and_is_named(host: Host, squatter: str) -
 
 def test_a_held_gpu_refuses_the_start_and_is_named_until_it_is_free(host: Host, holder: str) -> None:
     assert host.run(f"systemctl start {VICTIM}").rc != 0
-    last = host.check_output("journalctl --identifier=sglang-gpu-c --lines 1 --output cat")
+    last = journal(host, "--identifier=sglang-gpu-c --lines 1")
     assert f"GPU 2: 20480 MiB are held by pid {show(host, holder, 'MainPID')} (" in last
     assert f"of {holder}" in last
     host.check_output("rm /run/fake-gpus.csv")

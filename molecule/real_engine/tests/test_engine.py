@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests import on_host
-from tests.on_host import ROOT, playbook
+from tests.on_host import ROOT, journal, playbook
 
 if TYPE_CHECKING:
     from testinfra.host import Host
@@ -63,8 +63,8 @@ def test_a_killed_scheduler_ends_the_deploy_with_phase_and_full_message(host: Ho
 def test_start_returns_when_it_serves_and_stop_is_clean(host: Host) -> None:
     host.check_output("systemctl start sglang-tiny")  # systemd may be about to, after the crash
     assert show(host, "StatusText") == "ready"
-    journal = host.check_output("systemctl stop sglang-tiny && journalctl --unit sglang-tiny --lines 5")
+    host.check_output("systemctl stop sglang-tiny")
     assert (show(host, "ActiveState"), show(host, "Result")) == ("inactive", "success")
-    assert "Deactivated successfully" in journal
+    assert "Deactivated successfully" in journal(host, "--unit sglang-tiny --lines 5")
     assert host.run("pgrep --uid sglang").stdout == ""
     assert host.run("systemctl is-failed sglang-tiny").stdout.strip() == "inactive"
