@@ -173,6 +173,7 @@ def build(*, root: str, release: Release, how: Build) -> None:
         if how.probe:
             (building / PROBE).write_text(_probe(python, how.unit), encoding="utf-8")
         (building / MARKER).write_text(marker(release, how.python), encoding="utf-8")
+        os.sync()  # after a power cut the name must not stand for files that are empty
         shutil.rmtree(place, ignore_errors=True)
         building.replace(place)
 
