@@ -56,7 +56,7 @@ def test_it_listens_on_loopback(host: Host, plan: dict[str, Any]) -> None:
         ("/etc/sglang/files.json", "root", 0o644),
         # The engines' account must not be able to put a link where root writes.
         ("/var/lib/sglang", "root", 0o755),
-        ("/var/lib/sglang/instances", "root", 0o750),
+        ("/var/lib/sglang/instances", "sglang", 0o750),
     ],
 )
 def test_files_have_their_owner_and_mode(host: Host, path: str, group: str, mode: int) -> None:
