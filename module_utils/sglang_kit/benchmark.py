@@ -121,8 +121,11 @@ def _is_count(value: object) -> bool:
 def planned(
     matrix: Matrix, *, settings: HostSettings, models: Mapping[str, Any]
 ) -> tuple[list[dict[str, Any]], list[Record]]:
-    """Plan every cell: the starts with their levels, and records of the cells that cannot work."""
-    settings = cleared(settings)
+    """Plan every cell: the starts with their levels, and records of the cells that cannot work.
+
+    The host's services are stopped before anything starts; what a deploy would take over stays.
+    """
+    settings = replace(settings, adopted=())
     starts, refused = [], []
     for group, gpus in matrix.groups.items():
         for variant, change in matrix.variants.items():
@@ -158,24 +161,6 @@ def planned(
                 ]
                 starts.append({**where, "load": asdict(matrix.load), "plan": plan, "levels": levels})
     return starts, refused
-
-
-def cleared(settings: HostSettings) -> HostSettings:
-    """Return the host as it is once its services are stopped, which a run does before it starts anything.
-
-    What a deploy would take over stays: a benchmark takes nothing over.
-    """
-    own = [one for one in settings.seen_processes if one["unit"].startswith("sglang-")]
-    gpus = [
-        {
-            **gpu,
-            "memory_free_bytes": gpu["memory_free_bytes"]
-            + sum(one["memory_bytes"] for one in own if one["gpu"] == gpu["index"]),
-        }
-        for gpu in settings.seen_gpus
-    ]
-    others = [one for one in settings.seen_processes if one not in own]
-    return replace(settings, seen_gpus=tuple(gpus), seen_processes=tuple(others), adopted=())
 
 
 def outlook(
