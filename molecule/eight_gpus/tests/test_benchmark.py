@@ -17,24 +17,28 @@ INVENTORY = Path(__file__).parents[1] / "inventory"
 UNIT = "sglang-gpu-a.service"
 HELD_MIB = 90000
 
-testinfra_hosts = ["ansible://molecule-one"]
+
+@pytest.fixture(scope="module")
+def one(host: Host) -> Host:
+    """Return the host with a single instance, on its first card."""
+    return host.get_host("ansible://molecule-one", ansible_inventory=str(INVENTORY))
 
 
 @pytest.fixture(scope="module")
-def results(host: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def results(one: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Measure while the service holds the first card and a stranger the second; results by their group."""
     artifacts = tmp_path_factory.mktemp("artifacts")
-    host.check_output("systemd-run --quiet --unit=holder sleep infinity")
-    holders = processes_of(host, UNIT)[-1], show(host, "holder", "MainPID")
+    one.check_output("systemd-run --quiet --unit=holder sleep infinity")
+    holders = processes_of(one, UNIT)[-1], show(one, "holder", "MainPID")
     lines = "".join(f"{card},{pid},{HELD_MIB}\\n" for card, pid in enumerate(holders))
-    host.check_output(f"printf '{lines}' >/run/fake-gpus.csv")
+    one.check_output(f"printf '{lines}' >/run/fake-gpus.csv")
     given = ("matrix=cards", f"sglang_artifacts_dir={artifacts}")
     words = ("--limit=molecule-one", *(f"--extra-vars={one}" for one in given))
     outcome = playbook(INVENTORY, "playbooks/benchmark.yml", *words)
-    host.check_output("rm /run/fake-gpus.csv && systemctl stop holder")
+    one.check_output("rm /run/fake-gpus.csv && systemctl stop holder")
     assert outcome.returncode == 0, outcome.stdout
     record = artifacts / "benchmark" / "cards" / "results.jsonl"
-    return {one["group"]: one for one in map(json.loads, record.read_text(encoding="utf-8").splitlines())}
+    return {cell["group"]: cell for cell in map(json.loads, record.read_text(encoding="utf-8").splitlines())}
 
 
 def test_the_card_of_a_service_of_ours_is_free_for_it(results: dict[str, Any]) -> None:
@@ -48,7 +52,7 @@ def test_the_card_of_a_stranger_is_not(results: dict[str, Any]) -> None:
     assert "(holder.service) holds 87.89 GiB" in results["taken"]["reason"]
 
 
-def test_the_service_is_back(host: Host, results: dict[str, Any]) -> None:
+def test_the_service_is_back(one: Host, results: dict[str, Any]) -> None:
     assert results
-    assert show(host, UNIT, "StatusText") == "ready"
-    assert show(host, "sglang-benchmark", "LoadState") == "not-found"
+    assert show(one, UNIT, "StatusText") == "ready"
+    assert show(one, "sglang-benchmark", "LoadState") == "not-found"
