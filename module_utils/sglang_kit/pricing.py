@@ -63,8 +63,8 @@ def demand(
 ) -> Demand:
     """Price weights, tokens and slots on one rank.
 
-    Raises ``ProblemsError`` for a KV dtype, quantisation or split over ranks that is not understood, and for
-    a model without a KV cache over the whole context.
+    Raises ``ProblemsError`` for a KV dtype or split over ranks that is not understood, and for a model
+    without a KV cache over the whole context.
     """
     _check_ranks(settings, model)
     ranks = attention_ranks(settings)
