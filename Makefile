@@ -56,10 +56,13 @@ browser: setup ## Look at the pages of a plan and of a benchmark in a real brows
 SCENARIOS := real_engine benchmark faults rolling eight_gpus drift default alternative secrets removed_instance
 # Two installations of a real engine and many starts: it would take the tests far beyond half an hour.
 MORE_SCENARIOS := upgrade
+LOGS := artifacts/molecule
 
 .PHONY: molecule
 molecule: setup ## Deploy to real systemd hosts: the real engine, and a replayed one for many cases and faults
-	$(MAKE) --jobs=2 --output-sync=target $(SCENARIOS:%=molecule-%)
+	rm -rf $(LOGS)
+	$(MAKE) --jobs=2 --keep-going --output-sync=target $(SCENARIOS:%=molecule-%) || \
+	  { scripts/failures $(LOGS)/*.log; exit 1; }
 
 .PHONY: more-molecule
 more-molecule: setup ## The scenario that is not part of `make test`: an upgrade of a real engine
@@ -67,7 +70,9 @@ more-molecule: setup ## The scenario that is not part of `make test`: an upgrade
 
 .PHONY: $(SCENARIOS:%=molecule-%) $(MORE_SCENARIOS:%=molecule-%)
 $(SCENARIOS:%=molecule-%) $(MORE_SCENARIOS:%=molecule-%): molecule-%:
-	$(BIN)/molecule test --scenario-name $*
+	mkdir -p $(LOGS)
+	$(BIN)/molecule test --scenario-name $* 2>&1 | tee $(LOGS)/$*.log
+	rm $(LOGS)/$*.log # what failed keeps its own
 
 .PHONY: chaos
 chaos: setup ## Kill deploys at 50 random points, and see that the next one finishes them

@@ -15,7 +15,7 @@ LIMIT = 3
 """Starts in a row, the first one included, that may fail before the unit stays failed."""
 EXIT_GAVE_UP = 69
 """EX_UNAVAILABLE of sysexits.h: in the unit's ``RestartPreventExitStatus=``."""
-SENTENCE = f" It was start {LIMIT} in a row that did not become ready: systemd makes no further one."
+SENTENCE = f"It was start {LIMIT} in a row that did not become ready: systemd makes no further one"
 
 
 class Attempts:

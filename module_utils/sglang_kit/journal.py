@@ -301,7 +301,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "judged",
         "sglang-metal: the engine ",
         r"sglang-metal: the engine .+? (?:in stage \S+|while serving|while stopping): (?P<sentence>.*?)"
-        r"(?: What to do: (?P<remedy>.*))? \[cause: (?P<cause>[\w-]+), phase: (?P<phase>\w+)\]$",
+        r"(?:\.? What to do: (?P<remedy>.*))? \[cause: (?P<cause>[\w-]+), phase: (?P<phase>\w+)\]$",
     ),
     # Progress bars
     _row("progress", "%|", r"(?:^|\s)(?P<what>[^|]{0,80}?):?\s*(?P<done_percent>\d+)%\|", anywhere=True),

@@ -217,11 +217,11 @@ class Launcher:
         when = "while stopping" if self._stop_requested else "while serving" if self._serving else place
         how = f"ended by {signal_name(-status)}" if status < 0 else f"ended with status {status}"
         what = "had to be killed" if self._condemned else how
-        remedy = f" What to do: {verdict.remedy}" if verdict.remedy else ""
         last = self._attempts.exhausted()
-        remedy += SENTENCE if last else ""
+        remedy = f"What to do: {verdict.remedy}" if verdict.remedy else ""
+        told = ". ".join(filter(None, [verdict.sentence, remedy, SENTENCE if last else ""]))
         mark = f" [cause: {verdict.cause or UNKNOWN}, phase: {verdict.phase or verdict.stage}]"
-        _write(_one_line(f"sglang-metal: the engine {what} {when}: {verdict.sentence}{remedy}{mark}") + "\n")
+        _write(_one_line(f"sglang-metal: the engine {what} {when}: {told}{mark}") + "\n")
         self._notifier.send(STATUS=verdict.status)
         # Whoever is killed has refused nothing.
         refused = verdict.phase == "arguments" and status > 0 and not self._serving

@@ -651,7 +651,7 @@ LAST_WORD = "sglang-metal: the engine had to be killed in stage serving: {} [cau
 
 
 def test_what_only_the_launcher_could_see_is_taken_from_its_last_word() -> None:
-    text = LAST_WORD.format("the key is refused What to do: give the key", "api-key-refused")
+    text = LAST_WORD.format("the key is refused. What to do: give the key", "api-key-refused")
     verdict = judge(text, stage="serving", unit=FAILED)
     assert (verdict.cause, verdict.phase) == ("api-key-refused", "serving")
     assert (verdict.sentence, verdict.remedy) == ("the key is refused", "give the key")

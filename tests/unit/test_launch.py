@@ -622,7 +622,7 @@ def test_a_recorded_failure_ends_with_its_cause_in_the_last_line(
     last = bench.journal[-1]
     assert last.startswith("sglang-metal: the engine ended ")
     assert cause in last
-    assert " What to do: " in last
+    assert ". What to do: " in last
     assert bench.manager.statuses[-1].startswith("failed: ")
     assert "READY=1" not in bench.manager.messages
 
