@@ -585,10 +585,11 @@ def test_a_line_longer_than_journald_takes_is_one_line_again() -> None:
     ]
 
 
-def test_the_launchers_last_word_holds_its_verdict() -> None:
+@pytest.mark.parametrize("end", [".", ""], ids=["now", "of-older-launchers"])
+def test_the_launchers_last_word_holds_its_verdict(end: str) -> None:
     text = (
-        "sglang-metal: the engine had to be killed in stage serving: the key is refused: HTTP 401"
-        ". What to do: give both the same key [cause: api-key-refused, phase: serving]"
+        f"sglang-metal: the engine had to be killed in stage serving: the key is refused: HTTP 401{end}"
+        " What to do: give both the same key [cause: api-key-refused, phase: serving]"
     )
     event = only(text)
     assert (event.kind, dict(event.fields)) == (

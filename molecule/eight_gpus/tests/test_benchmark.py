@@ -33,7 +33,7 @@ def results(one: Host, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     lines = "".join(f"{card},{pid},{HELD_MIB}\\n" for card, pid in enumerate(holders))
     one.check_output(f"printf '{lines}' >/run/fake-gpus.csv")
     given = ("matrix=cards", f"sglang_artifacts_dir={artifacts}")
-    words = ("--limit=molecule-one", *(f"--extra-vars={one}" for one in given))
+    words = ("--limit=molecule-one", *(f"--extra-vars={pair}" for pair in given))
     outcome = playbook(INVENTORY, "playbooks/benchmark.yml", *words)
     one.check_output("rm /run/fake-gpus.csv && systemctl stop holder")
     assert outcome.returncode == 0, outcome.stdout
