@@ -137,6 +137,57 @@ def matrix(_document: Path) -> str:
     return _block(benchmark.outlook(shipped, settings=host, models=models, text="")["lines"])
 
 
+GPU = ROOT / "tests/fixtures/gpu/2026-11-30-h200"
+COMPARED = (
+    ("requests at once", "running_requests", ",", True),
+    (
+        "output tokens a second, full batch (median of the engine's lines)",
+        "decode_tokens_per_second_median",
+        ".1f",
+        True,
+    ),
+    ("output tokens a second, whole run", "output_tokens_per_second", ".1f", True),
+    ("seconds a request, median", "request_seconds_p50", ".1f", False),
+    ("seconds a request, 99th percentile", "request_seconds_p99", ".1f", False),
+    ("least free under load, GiB", "free_gib_least", ".1f", False),
+    ("seconds of load", "load_seconds", ".0f", False),
+    ("requests answered", "answered", ",", False),
+)
+"""Rows of the comparison on a GPU: title, key of a load, form, and whether the ratio says something."""
+
+
+def by_hand(_document: Path) -> str:
+    """Compare flags tuned by hand with a plan, as measured on a GPU."""
+    sides = {side["case"]: side for side in json.loads((GPU / "comparison.json").read_text(encoding="utf-8"))}
+    hand, planned = sides["hand"], sides["planned"]
+    tokens = [side["kv_tokens"] for side in (hand, planned)]
+    rows = [
+        "| | by hand | planned | |",
+        "|---|---:|---:|---:|",
+        _compared("KV tokens", tokens, ",", ratio=True),
+    ]
+    for loads in zip(hand["loads"], planned["loads"]):
+        rows.append(
+            f"| **{loads[0]['prompt_tokens']:,} tokens in, {loads[0]['answer_tokens']:,} out** | | | |"
+        )
+        rows += [
+            _compared(title, [load[key] for load in loads], form, ratio=ratio)
+            for title, key, form, ratio in COMPARED
+        ]
+    return "\n".join(rows)
+
+
+def _compared(title: str, pair: list[float], form: str, *, ratio: bool) -> str:
+    gain = f"{pair[1] / pair[0]:.2f} x" if ratio else ""
+    return f"| {title} | {pair[0]:{form}} | {pair[1]:{form}} | {gain} |"
+
+
+def gpu_benchmark(_document: Path) -> str:
+    """Show the results of a matrix on a GPU as the playbook does."""
+    found = benchmark.records((GPU / "benchmark/results.jsonl").read_text(encoding="utf-8"))
+    return _block(benchmark.lines(found, "autoregressive"))
+
+
 def proof(_document: Path) -> str:
     """Show the recorded proof that the tests compare with."""
     return _block((ROOT / "tests/fixtures/plans/h200-mtp.txt").read_text(encoding="utf-8").splitlines())
@@ -244,9 +295,11 @@ def kinds(_document: Path) -> str:
 
 
 TABLES: dict[str, Callable[[Path], str]] = {
+    "by-hand": by_hand,
     "causes": causes,
     "controller": controller,
     "engines": engines,
+    "gpu-benchmark": gpu_benchmark,
     "kinds": kinds,
     "matrix": matrix,
     "needs": needs,

@@ -13,17 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from .benchmark import FAILED, MEASURED, ordered, speedup
 from .breakdown import breakdown
-from .chart import bar, document, grid
+from .chart import COLOURS, bar, document, grid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from .benchmark import Record
+    from .breakdown import Part
 
+    Sizes = Sequence[tuple[Part, float]]
+    """Parts of a GPU's memory with what they take, in GiB."""
     Series = Mapping[str, Sequence[tuple[int, float]]]
     """Points (clients, value) by variant."""
 
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 440, 250, 56, 34, 12, 16
+_CEILINGS = (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10)
 _MARKS = (
     '<circle r="4"/>',
     '<rect x="-4" y="-4" width="8" height="8"/>',
@@ -49,7 +53,8 @@ svg text {{ fill: var(--soft); font-size: 11px; }}
   padding: 0; }}
 .key svg {{ width: 14px; height: 14px; margin-right: .4em; vertical-align: -2px; }}
 {_INK}polyline {{ fill: none; stroke-width: 2; }}
-section > div:last-child {{ overflow-x: auto; }}
+.bars {{ margin-top: 1.75rem; }}
+section > div:not([class]) {{ overflow-x: auto; }}
 @media (max-width: 30rem) {{ figure svg text {{ font-size: 14px; }} }}
 @media (prefers-color-scheme: dark) {{
 {_DARK_INK}polyline {{ fill: none; }}
@@ -165,16 +170,17 @@ def _down(value: float, top: float) -> float:
 
 
 def ceiling(value: float) -> float:
-    """Round up to 1, 2, 4 or 8 times a power of ten, of which quarters are round, too."""
+    """Round up to a number whose quarters are round, too, and of which little stays above the value."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
-    return next(power * factor for factor in (1, 2, 4, 8, 10) if value <= power * factor)
+    return next(power * factor for factor in _CEILINGS if value <= power * factor)
 
 
 def _memory(found: Sequence[Record]) -> str:
     """Draw what each start allocated on one GPU."""
     starts: dict[str, Record] = {one["variant"]: one for one in found if one.get("allocated")}
+    drawn: dict[str, Sizes] = {}
     bars = []
     for variant, one in starts.items():
         memory = one["plan"].get("memory")
@@ -182,8 +188,9 @@ def _memory(found: Sequence[Record]) -> str:
         if whole is None or not whole.total:
             continue
         sizes = [(part, part.planned if part.measured is None else part.measured) for part in whole.parts]
-        drawn = bar(f"{variant}, memory of each GPU", sizes, whole.total, "bar measured")
-        bars.append(f"<small>{escape(variant)}</small>{drawn}")
+        drawn[variant] = [(part, size) for part, size in sizes if size]
+        picture = bar(f"{variant}, memory of each GPU", drawn[variant], whole.total, "bar measured")
+        bars.append(f"<small>{escape(variant)}</small>{picture}")
     rows = [
         f'<tr><th scope="row">{escape(variant)}</th><td>{_count(one["allocated"].get("kv_tokens"))}</td>'
         f"<td>{_count(one['allocated'].get('state_slots'))}</td><td>{_count(one.get('effective'))}</td></tr>"
@@ -191,8 +198,22 @@ def _memory(found: Sequence[Record]) -> str:
     ]
     if not rows:
         return ""
-    drawn = f'<h3>Memory of each GPU, as allocated</h3><div class="gpu">{"".join(bars)}</div>' if bars else ""
-    return drawn + grid("What was allocated", ["", "KV tokens", "state slots", "requests at once"], rows)
+    told = grid("What was allocated", ["", "KV tokens", "state slots", "requests at once"], rows)
+    return f'<div class="gpu bars">{"".join(bars)}</div>{_parts(drawn)}{told}' if bars else told
+
+
+def _parts(drawn: Mapping[str, Sizes]) -> str:
+    """Tell what the colours of the bars are, and every size."""
+    titles = {part.key: part.title for sizes in drawn.values() for part, _ in sizes}
+    columns = [{part.key: f"{size:.2f}" for part, size in sizes} for sizes in drawn.values()]
+    rows = [
+        f'<tr><th scope="row"><i class="swatch {key}"></i>{titles[key]}</th>'
+        + "".join(f"<td>{column.get(key, '')}</td>" for column in columns)
+        + "</tr>"
+        for key in COLOURS
+        if key in titles
+    ]
+    return grid("Memory of each GPU, as allocated, GiB", ["", *map(escape, drawn)], rows)
 
 
 def _count(number: int | None) -> str:

@@ -71,6 +71,8 @@ def test_acceptance_and_memory_are_drawn_where_they_are_known() -> None:
     page = benchmark_page.page("strategies", found, "none")
     assert "Accepted tokens per step of the draft. mtp: 2.50 at 1" in page
     assert 'aria-label="mtp, memory of each GPU: ' in page
+    assert '<th scope="col">mtp</th></tr>' in page
+    assert '<i class="swatch weights"></i>weights</th><td>51.09</td></tr>' in page
     assert "<td>188,682</td><td>80</td><td>16</td>" in page
     assert "<td>8,192</td><td></td><td></td>" in page
 
@@ -104,7 +106,8 @@ def test_nothing_yet() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "top"), [(0, 1), (1, 1), (1.1, 2), (3, 4), (7, 8), (9, 10), (159, 200), (0.03, 0.04)]
+    ("value", "top"),
+    [(0, 1), (1, 1), (1.1, 1.2), (2.5, 3), (7, 8), (9, 10), (159, 160), (403, 500), (0.03, 0.03)],
 )
 def test_axes_end_at_round_numbers(value: float, top: float) -> None:
     assert benchmark_page.ceiling(value) == pytest.approx(top)
