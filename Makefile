@@ -26,7 +26,7 @@ demo: setup ## Boot a local host, deploy a real SGLang server to it and show wha
 test: setup lint unit newest engines integration browser molecule ## Run all tests (what CI runs)
 
 .PHONY: unit
-unit: setup ## Test the kit, the filters and the modules; full branch coverage of kit and modules
+unit: setup ## Test the kit, the filters and the modules; full branch coverage of all of them
 	$(BIN)/coverage run -m pytest tests/unit
 	$(BIN)/coverage report
 

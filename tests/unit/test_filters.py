@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from dataclasses import MISSING, fields
@@ -301,3 +302,67 @@ def test_the_files_of_secrets(evaluate: Evaluate) -> None:
     ]
     with pytest.raises(AnsibleTemplateError, match="is not a token"):
         evaluate("given | sglang_secrets(host)", given=[{**secret, "secrets": {"api_key": "short"}}])
+
+
+def test_what_is_wrong_is_told_without_an_end(evaluate: Evaluate) -> None:
+    assert evaluate("instances | sglang_faults(host)") == ""
+    told = evaluate("[instances[0] | combine({'port': 80})] | sglang_faults(host)")
+    assert told == "chat: port: 80 is not from 1024 to 65535; use 1024"
+
+
+def test_two_states_are_compared(evaluate: Evaluate) -> None:
+    left, right = (
+        {"title": title, "plan": evaluate("instances | sglang_plan(host)", base_port=base)[0]}
+        for title, base in (("known-good", 30000), ("wanted", 31000))
+    )
+    told = evaluate("left | sglang_difference(right)", left=left, right=right)
+    assert told["lines"][0] == "chat: known-good against wanted"
+    assert any("30001" in line and "31001" in line for line in told["lines"])
+
+
+MATRIX = {
+    "instance": {"model": "/m", "port": 30090},
+    "gpus": {"tp1": [1]},
+    "variants": {"none": {}, "ddtree": {"strategy": {"method": "ddtree"}}},
+    "concurrency": [1, 2],
+}
+
+
+def test_a_matrix_is_planned_recorded_and_shown(evaluate: Evaluate) -> None:
+    outlook = evaluate("{'m': matrix} | sglang_matrix('m', host, {})", matrix=MATRIX)
+    (start,) = outlook["starts"]
+    assert [(one["variant"], one["result"]) for one in outlook["refused"]] == [("ddtree", "refused")] * 2
+    seen = {
+        "output_throughput": 5.0,
+        "median_ttft_ms": 81.2,
+        "median_tpot_ms": 12.5,
+        "p99_e2e_latency_ms": 2500.0,
+    }
+    outcome = {"result": "measured", "effective": 2, "measured": seen}
+    record = evaluate(
+        "start | sglang_result(start.levels[0], outcome, '2026-11-30T08:00:00')", start=start, outcome=outcome
+    )
+    text = "\n".join(map(json.dumps, [record, *outlook["refused"]]))
+    shown = evaluate("text | sglang_results('m', 'none')", text=text)
+    assert [line.split() for line in shown["lines"] if "measured" in line] == [
+        ["tp1", "none", "1", "5.0", "1.00", "81", "12.5", "2.50", "measured"]
+    ]
+    assert "<h1>m</h1>" in shown["page"]
+    again = evaluate("{'m': matrix} | sglang_matrix('m', host, {}, text)", matrix=MATRIX, text=text)
+    assert [one["concurrency"] for one in again["starts"][0]["levels"]] == [2]
+    assert again["refused"] == []
+
+
+def test_a_fault_of_a_matrix_reaches_the_user(evaluate: Evaluate) -> None:
+    with pytest.raises(
+        AnsibleTemplateError, match="n: matrix: is not in sglang_benchmark_matrices; there are m"
+    ):
+        evaluate("{'m': matrix} | sglang_matrix('n', host, {})", matrix=MATRIX)
+
+
+@pytest.mark.parametrize("plugin", ["filter_plugins/sglang.py", "action_plugins/sglang_lock.py"])
+def test_a_plugin_finds_the_kit_by_itself(monkeypatch: pytest.MonkeyPatch, plugin: str) -> None:
+    kit = str(REPOSITORY / "module_utils")
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place != kit])
+    runpy.run_path(str(REPOSITORY / plugin))
+    assert sys.path[0] == kit
