@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -141,6 +142,18 @@ def test_a_variable_that_is_nearly_known_is_told(evaluate: Evaluate) -> None:
     assert evaluate("names | sglang_misspelt(['sglang_host_gpus'])", names=names) == [
         "sglang_host_gpu is no variable of ours: did you mean sglang_host_gpus?"
     ]
+
+
+def test_variables_of_playbooks_are_known_as_those_of_roles_are() -> None:
+    """Whoever gives another one to the playbooks adds it to the list of ``plan.yml``."""
+    (play,) = yaml.safe_load((REPOSITORY / "playbooks/plan.yml").read_text(encoding="utf-8"))
+    (known,) = (
+        task["vars"]["of_playbooks"] for task in play["tasks"] if "of_playbooks" in task.get("vars", {})
+    )
+    texts = [path.read_text(encoding="utf-8") for path in (REPOSITORY / "playbooks").rglob("*.yml")]
+    optional = {name for text in texts for name in re.findall(r"\b(sglang_\w+) \| default\(", text)}
+    roles = tuple(f"{path.name}_" for path in (REPOSITORY / "roles").iterdir())
+    assert sorted(name for name in optional if not name.startswith(roles)) == known
 
 
 def test_an_undefined_variable_is_named(evaluate: Evaluate) -> None:
