@@ -342,11 +342,15 @@ def lines(found: Sequence[Record], baseline: str) -> list[str]:
 
 
 def ordered(found: Sequence[Record], variants: Iterable[str] = ()) -> list[Record]:
-    """Sort by group, variant (``variants`` first, others as first seen) and concurrency."""
-    groups = {one["group"]: None for one in found}
-    variants = {**dict.fromkeys(variants), **{one["variant"]: None for one in found}}
-    places = {name: at for names in (groups, variants) for at, name in enumerate(names)}
-    return sorted(found, key=lambda one: (places[one["group"]], places[one["variant"]], one["concurrency"]))
+    """Sort by host, group, variant (``variants`` first, others as first seen) and concurrency."""
+    hosts, groups = (list(dict.fromkeys(one[key] for one in found)) for key in ("host", "group"))
+    names = list(dict.fromkeys([*variants, *(one["variant"] for one in found)]))
+
+    def place(one: Record) -> tuple[int, ...]:
+        at = hosts.index(one["host"]), groups.index(one["group"]), names.index(one["variant"])
+        return *at, one["concurrency"]
+
+    return sorted(found, key=place)
 
 
 def speedup(one: Record, found: Iterable[Record], baseline: str) -> float | None:
@@ -362,8 +366,14 @@ def _is_base(other: Record, one: Record, baseline: str) -> bool:
     return same and other["variant"] == baseline and other["result"] == MEASURED
 
 
+def _gpus(one: Record, found: Iterable[Record]) -> str:
+    """Name a group, and its host where there are results of several."""
+    hosts = {other["host"] for other in found}
+    return f"{one['host']} {one['group']}" if len(hosts) > 1 else str(one["group"])
+
+
 def _row(one: Record, found: Sequence[Record], baseline: str) -> list[str]:
-    cells = [one["group"], one["variant"], f"{one['concurrency']:,}"]
+    cells = [_gpus(one, found), one["variant"], f"{one['concurrency']:,}"]
     if one["result"] != MEASURED:
         return [*cells, "", "", "", "", "", "", one["result"]]
     seen, ratio = one["measured"], speedup(one, found, baseline)
@@ -385,7 +395,7 @@ def _reasons(found: Sequence[Record], variants: Sequence[str]) -> Iterator[str]:
     levels: dict[tuple[str, str, str, str], list[str]] = {}
     for one in ordered(found, variants):
         if one["result"] != MEASURED:
-            key = (one["group"], one["variant"], one["result"], one.get("reason", ""))
+            key = (_gpus(one, found), one["variant"], one["result"], one.get("reason", ""))
             levels.setdefault(key, []).append(str(one["concurrency"]))
     for (group, variant, result, reason), clients in levels.items():
         yield ""

@@ -300,9 +300,6 @@ def _try(case: _Case, requests: int | None) -> _Try:
 def _settings(case: _Case, requests: int | None) -> Settings:
     """Write out what follows from the number of requests."""
     settings = case.settings
-    slots = settings.state_slots
-    if case.model.state is not None and slots is None and requests is not None:
-        slots = requests * case.resolved.slots_per_request
     graphs = settings.graph_max_bs_decode
     if graphs is None:
         graphs = min(case.resolved.graph_requests, requests or case.resolved.graph_requests)
@@ -312,11 +309,19 @@ def _settings(case: _Case, requests: int | None) -> Settings:
     return replace(
         settings,
         running_requests=requests,
-        state_slots=slots,
+        state_slots=_slots(case, requests),
         graph_max_bs_decode=graphs,
         prefill_chunk=case.resolved.prefill_chunk,
         total_tokens=tokens,
     )
+
+
+def _slots(case: _Case, requests: int | None) -> int | None:
+    """State slots to write: pinned ones, or what the requests need; none where a pinned ratio sizes them."""
+    pinned, by_ratio = case.settings.state_slots, case.wish.memory.state_ratio is not None
+    if pinned is not None or by_ratio or case.model.state is None or requests is None:
+        return pinned
+    return requests * case.resolved.slots_per_request
 
 
 def _fraction(case: _Case, forward_at: Callable[[float], Prediction]) -> Prediction:
@@ -380,6 +385,10 @@ def _error_fault(case: _Case, requests: int | None, found: Prediction) -> tuple[
     if case.model.state is not None and slots is not None and slots < per_request:
         few = f"{slots} state slots are fewer than the {per_request} that one request needs"
         return "memory.state_slots", few
+    ratio = case.wish.memory.state_ratio
+    if ratio is not None and "state cache" in found.error:
+        state = f"the {per_request} state slots of one request, {human(case.price.slot)} each"
+        return "memory.state_ratio", f"{ratio:g} leaves no room for {state}"
     if "SWA pool" in found.error:
         return "memory", found.error.partition(": ")[2]
     left = f"nothing is left for the KV cache: {human(free)} are free, weights take {human(needed)}"
@@ -397,9 +406,7 @@ def _requests_fault(case: _Case, requests: int, found: Prediction) -> tuple[str,
 
 def _held(case: _Case, requests: int | None) -> str:
     """Say what a number of requests holds besides the KV cache."""
-    slots = case.settings.state_slots
-    if slots is None and requests is not None:
-        slots = requests * case.resolved.slots_per_request
+    slots = _slots(case, requests)
     if case.model.state is None or slots is None:
         return ""
     text = f", {slots} state slots take {human((slots + case.facts.state_padding_slots) * case.price.slot)}"
@@ -599,8 +606,8 @@ def _reasons(case: _Case, best: _Try) -> Iterator[str]:
             yield f"running_requests {best.requests}: the most of {rungs}, ... that get {full}"
         slots = f"{best.requests} requests x {resolved.slots_per_request} slots"
         strategy = resolved.state_strategy if resolved.prefix_cache else "no prefix cache"
-        size = human(case.price.slot)
-        yield f"state_slots {best.settings.state_slots}: {slots} ({strategy}), {size} each"
+        why = f"{slots} ({strategy})" if best.settings.state_slots else "what memory.state_ratio gives"
+        yield f"state_slots {found.state_slots}: {why}, {human(case.price.slot)} each"
         if resolved.draft_tokens and facts.state_reserve_follows == "requested":
             reserve = f"SGLang {facts.version} reserves intermediate states for the requested number"
             default = facts.speculative_requests

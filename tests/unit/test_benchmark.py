@@ -270,5 +270,32 @@ def test_results_stand_beside_the_baseline_on_the_same_gpus() -> None:
     assert all(len(line) <= 92 for line in lines)
 
 
+def test_hosts_that_share_a_matrix_are_told_apart() -> None:
+    base, mtp, *_ = outlook()["starts"]
+    low, high = base["levels"]
+    failed = {"result": "failed", "reason": "out of memory"}
+    here = [
+        benchmark.recorded(base, low, outcome(100.0), ""),
+        benchmark.recorded(mtp, low, outcome(300.0), ""),
+        benchmark.recorded(mtp, high, failed, ""),
+    ]
+    there = [{**one, "host": "ct201"} for one in here]
+    there[0]["measured"] = {**there[0]["measured"], "output_throughput": 150.0}
+    lines = benchmark.lines([here[0], there[1], *here[1:], there[0], there[2]], "none")
+    assert [line.split()[:6] for line in lines[2:8]] == [
+        ["ct200", "one", "card", "none", "4", "100.0"],
+        ["ct200", "one", "card", "mtp", "4", "300.0"],
+        ["ct200", "one", "card", "mtp", "16", "failed"],
+        ["ct201", "one", "card", "none", "4", "150.0"],
+        ["ct201", "one", "card", "mtp", "4", "300.0"],
+        ["ct201", "one", "card", "mtp", "16", "failed"],
+    ]
+    assert [line.split()[6] for line in (lines[3], lines[6])] == ["3.00", "2.00"]
+    assert [line for line in lines[8:] if "clients" in line] == [
+        "ct200 one card, mtp, 16 clients: failed",
+        "ct201 one card, mtp, 16 clients: failed",
+    ]
+
+
 def test_no_results_yet() -> None:
     assert benchmark.lines([], "none") == ["no results yet"]

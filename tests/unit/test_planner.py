@@ -130,6 +130,22 @@ def test_pins_are_kept() -> None:
     assert "less than the headroom of" in tight.notes[0]
 
 
+def test_a_pinned_ratio_sizes_the_state_cache() -> None:
+    pinned = [
+        planned("qwen36-27b", memory=MemoryPins(state_ratio=ratio), context_length=8192, concurrency=8)
+        for ratio in (0.3, 0.9)
+    ]
+    assert [dict(found.values)["state_ratio"] for found in pinned] == [0.3, 0.9]
+    assert not any("state_slots" in dict(found.values) for found in pinned)
+    small, large = (found.prediction for found in pinned)
+    assert 40 < small.state_slots < large.state_slots
+    assert small.kv_tokens > large.kv_tokens
+    assert f"state_slots {small.state_slots}: what memory.state_ratio gives" in pinned[0].reasons[1]
+    told = r"memory.state_ratio: 0.01 leaves no room for the 5 state slots .*; leave memory.state_ratio out"
+    with pytest.raises(ProblemsError, match=told):
+        planned("qwen36-27b", memory=MemoryPins(state_ratio=0.01), context_length=8192, concurrency=8)
+
+
 def test_a_headroom_is_kept_free() -> None:
     found = planned("qwen3-8b", memory=MemoryPins(headroom_gib=20))
     assert 20 * GIB <= found.prediction.tightest.free < 20.3 * GIB
@@ -293,6 +309,7 @@ WISHES = st.fixed_dictionaries(
             fraction=st.none() | st.floats(0.2, 0.98).map(lambda part: round(part, 3)),
             kv_dtype=st.sampled_from([None, "fp8_e4m3"]),
             headroom_gib=st.none() | st.floats(0, 30),
+            state_ratio=st.none() | st.floats(0.1, 3).map(lambda part: round(part, 2)),
         ),
     }
 )
