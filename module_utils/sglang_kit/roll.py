@@ -2,7 +2,8 @@
 
 A port or GPU that passes from one instance to another is free only when the first one has left it. So stops
 come first, then whoever leaves something before whoever takes it. Instances that take something from each
-other in a circle are one group: all of it stops before any of it starts, and it goes back as one.
+other in a circle are one group: all of it stops before any of it starts, and it goes back as one. So are
+instances that share a GPU, from the first that starts again: each is sized by what those before it have left.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     """``name``, ``action`` and ``reason`` as ``fingerprint.Action``; ``group``: the names of those that it is
     changed with; ``runs``: what its process holds now, empty where none does."""
 
+STARTS = ("start", "restart")
 PLACE = ("name", "unit", "host", "port", "nccl_port", "gpus", "shared", "drain", "undrain")
 """Entries of a plan that say what a running instance holds, where it answers, and who sends it requests."""
 
@@ -36,10 +38,11 @@ def batches(
     was started with. A batch has ``parallel`` steps at most, or is one group. Where nothing forbids it, the
     order is that of the plans.
     """
-    actions = [one for one in fingerprint.actions(plans, observed) if one["action"] != "none"]
     held = {name: one.get("holds") or {} for name, one in observed.items()}
     steps: list[Step] = [
-        {**one, "group": [one["name"]], "runs": held.get(one["name"], {})} for one in actions
+        {**one, "group": [one["name"]], "runs": held.get(one["name"], {})}
+        for one in _with_sharers(plans, fingerprint.actions(plans, observed))
+        if one["action"] != "none"
     ]
     stops = [step for step in steps if step["action"] == "stop"]
     moving = {step["name"]: step for step in steps if step["action"] != "stop"}
@@ -48,6 +51,11 @@ def batches(
         name: {other for other in moving if other != name and _passes(moving[other]["runs"], wanted[name])}
         for name in moving
     }
+    starting = {wanted[name]["unit"]: name for name, step in moving.items() if step["action"] in STARTS}
+    for name in starting.values():
+        for other in (starting[unit] for unit in wanted[name]["after"] if unit in starting):
+            before[name].add(other)
+            before[other].add(name)
     found: list[list[Step]] = []
     for group in _ordered(before):
         together = [{**moving[name], "group": group} for name in group]
@@ -58,6 +66,19 @@ def batches(
         else:
             found.append(together)
     return [stops, *found] if stops else found
+
+
+def _with_sharers(plans: Sequence[Mapping[str, Any]], actions: Sequence[Step]) -> Iterator[Step]:
+    """Let those that share a GPU start again with whoever starts before them."""
+    starting: dict[str, str] = {}
+    for plan, one in zip(plans, actions):
+        first = next((starting[unit] for unit in plan["after"] if unit in starting), None)
+        if first and plan["state"] == "started" and one["action"] not in STARTS:
+            reason = f"shares a GPU with {first}, which starts before it"
+            one = {**one, "action": "restart", "reason": reason}  # noqa: PLW2901 - the same step
+        if one["action"] in STARTS:
+            starting[plan["unit"]] = plan["name"]
+        yield one
 
 
 def _passes(held: Mapping[str, Any], plan: Mapping[str, Any]) -> bool:

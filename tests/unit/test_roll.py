@@ -15,7 +15,14 @@ NEW, OLD = "f" * 16, "0" * 16
 
 def plan(name: str, port: int, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - any entry
     place = {"name": name, "port": port, "nccl_port": None, "gpus": [], "shared": False}
-    return {**place, "state": "started", "fingerprint": NEW, **changes}
+    return {
+        **place,
+        "unit": f"{name}.service",
+        "after": [],
+        "state": "started",
+        "fingerprint": NEW,
+        **changes,
+    }
 
 
 def runs(held: dict[str, Any] | None) -> dict[str, Any]:
@@ -53,6 +60,49 @@ def test_a_step_says_where_its_instance_answers_now() -> None:
 def test_without_a_move_the_order_is_the_inventorys() -> None:
     plans = [plan("b", 1), plan("a", 2), plan("c", 3)]
     assert order(plans, {one["name"]: one for one in plans}) == [["b"], ["a"], ["c"]]
+
+
+def sharers(*fingerprints: str, **states: str) -> list[dict[str, Any]]:
+    """Three instances that share a GPU, in the order in which they start."""
+    names = ("a", "b", "c")
+    return [
+        plan(name, at, gpus=["1"], shared=True, after=[f"{one}.service" for one in names[:at]])
+        | {"fingerprint": mark, "state": states.get(name, "started")}
+        for at, (name, mark) in enumerate(zip(names, fingerprints))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fingerprints", "expected"),
+    [
+        ((OLD, OLD, OLD), []),
+        ((NEW, OLD, OLD), [["a", "b", "c"]]),
+        ((OLD, NEW, OLD), [["b", "c"]]),
+        ((OLD, OLD, NEW), [["c"]]),
+        ((NEW, OLD, NEW), [["a", "b", "c"]]),
+    ],
+)
+def test_sharers_of_a_gpu_start_again_with_who_starts_before_them(
+    fingerprints: tuple[str, ...], expected: list[list[str]]
+) -> None:
+    plans = sharers(*fingerprints)
+    found = batches(plans, {one["name"]: runs(one) for one in plans})
+    assert [[step["name"] for step in batch] for batch in found] == expected
+    for batch in found:
+        assert {tuple(step["group"]) for step in batch} == {tuple(step["name"] for step in batch)}
+        assert {step["action"] for step in batch} == {"restart"}
+
+
+def test_a_sharer_is_told_why_it_starts_again() -> None:
+    plans = sharers(OLD, NEW, OLD)
+    ((_, last),) = batches(plans, {one["name"]: runs(one) for one in plans})
+    assert (last["name"], last["reason"]) == ("c", "shares a GPU with b, which starts before it")
+
+
+def test_a_sharer_that_shall_stop_is_not_started() -> None:
+    plans = sharers(NEW, OLD, OLD, b="stopped")
+    seen = {one["name"]: runs(one) for one in plans} | {"b": runs(None)}
+    assert [[step["name"] for step in batch] for batch in batches(plans, seen)] == [["a", "c"]]
 
 
 def test_stops_come_first_and_together() -> None:
