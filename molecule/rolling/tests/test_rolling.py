@@ -134,6 +134,22 @@ def test_a_last_good_state_that_hangs_is_started_once(host: Host) -> None:
     assert results[-2:] == ["failed", "rolled_back"]
 
 
+def test_a_host_that_does_not_serve_ends_a_roll_out_before_any_host_is_changed(
+    host: Host, other: Host
+) -> None:
+    before, elsewhere = main_pids(host, UNITS), main_pids(other, UNITS)
+    engine = other.check_output(f"pgrep --parent {elsewhere[UNITS[2]]}")
+    other.check_output(f"kill -STOP {engine}")
+    outcome = deploy("--limit=gpu_hosts", extra={"GREETING": "new"})
+    other.check_output(f"kill -CONT {engine}")
+    assert outcome.returncode != 0
+    text = told(outcome)
+    assert "No instance was touched: one that shall keep running does not serve" in text
+    assert "three: " in text
+    assert "restart two: " in text
+    assert (main_pids(host, UNITS), main_pids(other, UNITS)) == (before, elsewhere)
+
+
 def test_an_earlier_state_comes_back_with_one_start(host: Host) -> None:
     before = main_pids(host, UNITS)
     starts = journal(host, "--unit sglang-one").count("Started sglang-one")
