@@ -210,7 +210,7 @@ def _boolean(value: object) -> bool:
 def _secret(value: object) -> str:
     """Read a token as HTTP takes it (RFC 6750, b64token); a short one could not be masked in a log."""
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9._~+/-]{8,512}=*", value):
-        raise _Bad("is not a token of 8 or more letters, digits and any of '-._~+/'", "make a longer one")
+        raise _Bad("is not a token of 8 to 512 letters, digits and any of '-._~+/'", "make another one")
     return str(value)
 
 

@@ -486,8 +486,8 @@ def test_a_secret_is_a_token_and_a_bad_one_is_not_repeated(value: object) -> Non
     assert the_problem(secrets={"api_key": value}) == Problem(
         "chat",
         "secrets.api_key",
-        "is not a token of 8 or more letters, digits and any of '-._~+/'",
-        "make a longer one",
+        "is not a token of 8 to 512 letters, digits and any of '-._~+/'",
+        "make another one",
     )
 
 
