@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from . import evidence, fileset, state, systemd
-from .roll import go_back
+from .roll import STARTS, go_back
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .state import Store
 
 LINKS = (state.WANTED, state.KNOWN_GOOD)
-STARTS = ("start", "restart")
 
 
 @dataclass
@@ -140,9 +139,11 @@ def _install(
     starting = [step["name"] for step in steps if step["action"] in STARTS]
     stopping = [step["name"] for step in steps if step["action"] == "stop"]
     before = systemd.unit_states(list(units.values()))
-    circle = [step["name"] for step in steps if step["action"] in STARTS and len(step["group"]) > 1]
+    together = [step["name"] for step in steps if step["action"] in STARTS and len(step["group"]) > 1]
+    # What never ran has no unit yet that could be stopped.
+    together = [name for name in together if before[units[name]].active_state not in ("inactive", "failed")]
     changes = _changes(store, targets.values())
-    systemd.stop([units[name] for name in (*stopping, *circle)])
+    systemd.stop([units[name] for name in (*stopping, *together)])
     _write(changes, [plan["environment_file"] for plan in plans.values()])
     systemd.enable(systemd.not_enabled([units[name] for name in starting]))
     systemd.disable(systemd.enabled([units[name] for name in stopping]))

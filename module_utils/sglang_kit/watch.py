@@ -41,6 +41,8 @@ class Bookmark:
 
     asked_at: float
     spoken_at: float
+    held_until: float = 0.0
+    """When the last one that starts before it had not ended its own start yet."""
     invocation: str = ""
     started: float = 0.0
     proven: bool = False
@@ -80,6 +82,10 @@ class Watch:
         """Where another watch can go on."""
         held, moved = self._follower.moved if self._follower else (0, 0.0)
         return {**asdict(self._mark), "held": held, "moved": moved}
+
+    def hold(self, now: float) -> None:
+        """Note that systemd holds the start back, since another one of them has to end before."""
+        self._mark = replace(self._mark, held_until=now)
 
     def look(self, state: UnitState, now: float) -> Verdict:
         """Judge the instance; ``state`` is the unit's."""
@@ -159,9 +165,10 @@ class Watch:
     def _not_begun(self, state: UnitState, now: float) -> Verdict:
         """Wait for the end of the previous invocation, as long as its stop may take."""
         verdict = Follower(self._expectation).observe(now, unit=UnitState(active_state="activating"))
-        waited = now - self._mark.asked_at
-        if waited < self.plan["stop_seconds"] + STOP_MARGIN_SECONDS:
+        mark = self._mark
+        if now - max(mark.asked_at, mark.held_until) < self.plan["stop_seconds"] + STOP_MARGIN_SECONDS:
             return verdict
+        waited = now - mark.asked_at
         sentence = f"{waited:.0f} s after it was asked for, the start has not begun: the unit is"
         return replace(verdict, state=FAILED, sentence=f"{sentence} {state.active_state}, as before")
 
@@ -211,6 +218,8 @@ def follow(
         states = unit_states([watch.unit for watch in watches.values()])
         for name, watch in tuple(watches.items()):
             state, now = states[watch.unit], time.monotonic()
+            if any(other.unit in watch.plan["after"] for other in watches.values()):
+                watch.hold(now)
             verdict = watch.look(state, now)
             seen.said += watch.says(verdict, now)
             if verdict.final:

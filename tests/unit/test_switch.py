@@ -33,7 +33,9 @@ SYSTEMCTL = """
 case "$1 $2" in
 "show --property=UnitFileState") shift 2; for unit; do grep -qx "$unit" {enabled} \\
       && echo UnitFileState=enabled || echo UnitFileState=; echo; done;;
-show*) shift 2; for unit; do printf 'ActiveState=active\\nInvocationID=of-%s\\n\\n' "$unit"; done;;
+show*) shift 2; for unit; do \\
+      state=active; grep -qx "$unit" {asleep} && state=inactive; \\
+      printf 'ActiveState=%s\\nInvocationID=of-%s\\n\\n' "$state" "$unit"; done;;
 stop*|restart*) for file in {etc}/*.env; do test ! -e "$file" || cat "$file" >> {seen}; done;;
 enable*) shift 2; for unit; do echo "$unit" >> {enabled}; done;;
 esac
@@ -52,9 +54,12 @@ class Host:
         self.release.mkdir()
         self.store = Store(str(directory / "instances"), USER, GROUP)
         self.seen = directory / "seen"
+        self.asleep = directory / "asleep"
         enabled = directory / "enabled"
-        enabled.touch()
-        tools.place("systemctl", SYSTEMCTL.format(enabled=enabled, etc=self.etc, seen=self.seen))
+        for lists in (self.asleep, enabled):
+            lists.touch()
+        script = SYSTEMCTL.format(enabled=enabled, asleep=self.asleep, etc=self.etc, seen=self.seen)
+        tools.place("systemctl", script)
         tools.place("journalctl")
         tools.place("nvidia-smi")
 
@@ -151,6 +156,15 @@ def test_a_circle_stops_as_a_whole_before_any_of_it_starts(host: Host) -> None:
         host.stage(1, name)
     switch.forward(host.store, [step("a", "restart", "b"), step("b", "restart", "a")])
     assert host.told()[0] == "stop sglang-a.service sglang-b.service"
+    assert host.told()[-1] == "restart --no-block sglang-a.service sglang-b.service"
+
+
+def test_what_never_ran_is_not_stopped_with_its_group(host: Host) -> None:
+    for name in ("a", "b"):
+        host.stage(1, name)
+    host.asleep.write_text("sglang-a.service\n", encoding="utf-8")
+    switch.forward(host.store, [step("a", "start", "b"), step("b", "restart", "a")])
+    assert host.told()[0] == "stop sglang-b.service"
     assert host.told()[-1] == "restart --no-block sglang-a.service sglang-b.service"
 
 

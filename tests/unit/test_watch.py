@@ -66,7 +66,8 @@ READY: dict[str, Answer] = {
 
 def plan(name: str = "chat", **changes: object) -> dict[str, Any]:
     common = {"model": "/srv/models/tiny", "served_model_name": "tiny", "host": "::", "port": 0, "argv": []}
-    return {"name": name, "unit": f"sglang-{name}.service", "stop_seconds": 180, **common, **changes}
+    unit = {"unit": f"sglang-{name}.service", "after": [], "stop_seconds": 180}
+    return {"name": name, **unit, **common, **changes}
 
 
 class Host:
@@ -290,6 +291,15 @@ def test_a_start_that_does_not_begin_fails_when_the_stop_before_it_must_be_over(
     )
     assert host.now - BEGIN == pytest.approx(60 + watch.STOP_MARGIN_SECONDS, abs=watch.POLL_SECONDS)
     assert host.asked == []
+
+
+def test_a_start_that_waits_for_those_before_it_may_begin_late(host: Host) -> None:
+    loading = round(60 / watch.POLL_SECONDS)
+    host.states = {"first": [STARTING] * loading + [ACTIVE], "second": [INACTIVE] * (loading + 5) + [ACTIVE]}
+    host.journals.update({"first": [[]] * loading + [LOADED], "second": [LOADED]})
+    plans = [plan("first"), plan("second", stop_seconds=10, after=["sglang-first.service"])]
+    found = follow(plans, {"first": "", "second": ""})
+    assert {name: one["state"] for name, one in found.items()} == {"first": "ready", "second": "ready"}
 
 
 @pytest.mark.parametrize("previous", [{}, {"chat": ""}])
