@@ -30,6 +30,7 @@ def plan(name: str, port: int) -> dict[str, Any]:
         "port": port,
         "argv": [],
         "stop_seconds": 180,
+        "after": [],
     }
 
 
