@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 INVENTORY = Path(__file__).parents[1] / "inventory"
 UNITS = ["sglang-first.service", "sglang-second.service"]
 
-testinfra_hosts = ["ansible://molecule-one"]
-
 
 def deploy(**variables: object) -> subprocess.CompletedProcess[str]:
     given = f"--extra-vars={json.dumps(variables)}"
@@ -43,11 +41,17 @@ def sharers(*requests: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def shared(host: Host) -> Iterator[dict[str, str]]:
+def one(host: Host) -> Host:
+    """Return the host with a single instance."""
+    return host.get_host("ansible://molecule-one", ansible_inventory=str(INVENTORY))
+
+
+@pytest.fixture(scope="module")
+def shared(one: Host) -> Iterator[dict[str, str]]:
     """Let both serve; give their main processes. Afterwards the host is as it was."""
     outcome = deploy(sglang_service_instances=sharers(8, 8))
     assert outcome.returncode == 0, outcome.stdout
-    yield main_pids(host, UNITS)
+    yield main_pids(one, UNITS)
     assert deploy().returncode == 0
 
 
@@ -55,20 +59,20 @@ def began(host: Host, unit: str, moment: str) -> int:
     return int(show(host, unit, f"{moment}TimestampMonotonic"))
 
 
-def test_a_change_of_the_second_is_its_own(host: Host, shared: dict[str, str]) -> None:
+def test_a_change_of_the_second_is_its_own(one: Host, shared: dict[str, str]) -> None:
     outcome = deploy(sglang_service_instances=sharers(8, 4))
     assert outcome.returncode == 0, outcome.stdout
-    after = main_pids(host, UNITS)
+    after = main_pids(one, UNITS)
     assert [unit for unit in UNITS if after[unit] != shared[unit]] == ["sglang-second.service"]
 
 
-def test_a_change_of_the_first_starts_both_in_their_order(host: Host, shared: dict[str, str]) -> None:
-    before = main_pids(host, UNITS)
+def test_a_change_of_the_first_starts_both_in_their_order(one: Host, shared: dict[str, str]) -> None:
+    before = main_pids(one, UNITS)
     outcome = deploy(sglang_service_instances=sharers(4, 4))
     assert outcome.returncode == 0, outcome.stdout
     assert "restart second: shares a GPU with first, which starts before it" in outcome.stdout
-    after = main_pids(host, UNITS)
+    after = main_pids(one, UNITS)
     assert not set(after.values()) & {*before.values(), *shared.values()}
     first, second = UNITS
-    assert began(host, second, "InactiveEnter") < began(host, first, "InactiveExit")
-    assert began(host, first, "ActiveEnter") <= began(host, second, "InactiveExit")
+    assert began(one, second, "InactiveEnter") < began(one, first, "InactiveExit")
+    assert began(one, first, "ActiveEnter") <= began(one, second, "InactiveExit")
