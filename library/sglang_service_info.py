@@ -93,7 +93,6 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible.module_utils.sglang_kit import (
     adopt,
     difference,
-    fingerprint,
     present,
     roll,
     state,
@@ -141,7 +140,7 @@ def main() -> None:
         }
 
     instances = {name: look(name, unit) for name, unit in units.items()}
-    actions = {one["name"]: one["action"] for one in fingerprint.actions(plans, instances)}
+    actions = {one["name"]: one["action"] for one in roll.actions(plans, instances)}
     starting = [plan for plan in plans if actions[plan["name"]] in ("start", "restart")]
     ours = {*units.values(), *(plan["unit"] for plan in leaving)}
     found = adopt.holders(plans, starting, ours)

@@ -606,7 +606,8 @@ def _reasons(case: _Case, best: _Try) -> Iterator[str]:
             yield f"running_requests {best.requests}: the most of {rungs}, ... that get {full}"
         slots = f"{best.requests} requests x {resolved.slots_per_request} slots"
         strategy = resolved.state_strategy if resolved.prefix_cache else "no prefix cache"
-        why = f"{slots} ({strategy})" if best.settings.state_slots else "what memory.state_ratio gives"
+        by_ratio = resolved.prefix_cache and not best.settings.state_slots
+        why = "what memory.state_ratio gives" if by_ratio else f"{slots} ({strategy})"
         yield f"state_slots {found.state_slots}: {why}, {human(case.price.slot)} each"
         if resolved.draft_tokens and facts.state_reserve_follows == "requested":
             reserve = f"SGLang {facts.version} reserves intermediate states for the requested number"

@@ -41,7 +41,7 @@ def batches(
     held = {name: one.get("holds") or {} for name, one in observed.items()}
     steps: list[Step] = [
         {**one, "group": [one["name"]], "runs": held.get(one["name"], {})}
-        for one in _with_sharers(plans, fingerprint.actions(plans, observed))
+        for one in actions(plans, observed)
         if one["action"] != "none"
     ]
     stops = [step for step in steps if step["action"] == "stop"]
@@ -68,10 +68,10 @@ def batches(
     return [stops, *found] if stops else found
 
 
-def _with_sharers(plans: Sequence[Mapping[str, Any]], actions: Sequence[Step]) -> Iterator[Step]:
-    """Let those that share a GPU start again with whoever starts before them."""
+def actions(plans: Sequence[Mapping[str, Any]], observed: Mapping[str, Any]) -> Iterator[Step]:
+    """Decide as ``fingerprint.actions``; who shares a GPU starts again with whoever starts before it."""
     starting: dict[str, str] = {}
-    for plan, one in zip(plans, actions):
+    for plan, one in zip(plans, fingerprint.actions(plans, observed)):
         first = next((starting[unit] for unit in plan["after"] if unit in starting), None)
         if first and plan["state"] == "started" and one["action"] not in STARTS:
             reason = f"shares a GPU with {first}, which starts before it"

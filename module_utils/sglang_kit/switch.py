@@ -80,19 +80,27 @@ def back(
     now = datetime.now(timezone.utc)
     going = go_back(steps, failures or [step["name"] for step in steps])
     started = [step["name"] for step in steps if step["action"] in STARTS]
+    goods = {name: store.at(name, state.KNOWN_GOOD) for name in going}
+    tried = {name for name, good in goods.items() if good and good["id"] == attempted.get(name)}
+    # A group of which nothing can change would only start again with the same.
+    same = {name for step in steps if tried >= set(step["group"]) for name in step["group"]}
+    going = [name for name in going if name not in same or name not in ready]
     seen = {name: _evidence(store.read(name, attempted[name])["plan"]) for name in failures}
     targets, stays = {}, {}
     for name in going:
-        good = store.at(name, state.KNOWN_GOOD)
+        good = goods[name]
         if good is None:
             stays[name] = "no state of it was ever ready"
-        elif good["id"] == attempted.get(name) and name in started:
+        elif name in same and name in started:
             stays[name] = f"what failed is its last good state, {good['id']}"
         elif store.obstacle(good):
             stays[name] = f"its last good state {good['id']} cannot come back: {store.obstacle(good)}"
         else:
             targets[name] = good
     again = [{**step, "action": "restart"} for step in steps if step["name"] in targets]
+    beside = {name for step in again for name in step["group"]} & stays.keys() & attempted.keys()
+    # What cannot go back with its group must not hold what the others had.
+    systemd.stop_and_disable([store.read(name, attempted[name])["plan"]["unit"] for name in sorted(beside)])
     switched = _install(store, again, targets)
     switched.stays = stays
     try:
@@ -147,7 +155,9 @@ def _install(
     _write(changes, [plan["environment_file"] for plan in plans.values()])
     systemd.enable(systemd.not_enabled([units[name] for name in starting]))
     systemd.disable(systemd.enabled([units[name] for name in stopping]))
-    systemd.restart([units[name] for name in starting])
+    # systemctl asks for one start after another: whoever others wait for comes first.
+    first = sorted(starting, key=lambda name: len({*plans[name].get("after", ())} & {*units.values()}))
+    systemd.restart([units[name] for name in first])
     return Switched(
         states={name: targets[name]["id"] for name in plans},
         plans=[dict(plan) for name, plan in plans.items() if name not in stopping],

@@ -28,6 +28,7 @@ WAITS = [sys.executable, "-c", "print(flush=True); input()"]
 PLAN = {
     "name": "chat",
     "unit": "sglang-chat.service",
+    "after": [],
     "host": "127.0.0.1",
     "port": 30000,
     "nccl_port": None,

@@ -253,6 +253,54 @@ def test_a_circle_goes_back_as_a_whole(host: Host) -> None:
     assert host.results("a", attempted["a"]) == []
 
 
+def sharers(host: Host) -> tuple[list[dict[str, Any]], dict[str, str], dict[str, str]]:
+    """Change the first of two sharers, which starts both again: steps, good states, and those tried."""
+    good = {name: host.stage(1, name) for name in ("a", "b")}
+    steps = [step("a", "restart", "b"), step("b", "restart", "a")]
+    switch.record(host.store, switch.forward(host.store, steps).states, {"a": GOOD, "b": GOOD}, READY)
+    host.stage(2, "a")
+    return steps, good, switch.forward(host.store, steps).states
+
+
+@pytest.mark.parametrize("failed", ["a", "b"])
+def test_who_did_not_change_goes_back_with_its_group(host: Host, failed: str) -> None:
+    steps, good, attempted = sharers(host)
+    (ready,) = {"a", "b"} - {failed}
+    back = switch.back(host.store, steps, attempted, ready={ready: GOOD}, failures={failed: BAD})
+    assert (back.states, back.stays) == (good, {})
+
+
+def test_a_group_of_which_nothing_can_change_stays(host: Host) -> None:
+    steps, _, _ = sharers(host)
+    host.stage(1, "a")
+    attempted = switch.forward(host.store, steps).states
+    switch.record(host.store, attempted, {"a": GOOD, "b": GOOD}, READY)
+    calls = len(host.told())
+    back = switch.back(host.store, steps, attempted, ready={"b": GOOD}, failures={"a": BAD})
+    assert (back.states, list(back.stays)) == ({}, ["a"])
+    assert host.told()[calls:] == []
+
+
+def test_who_was_never_good_leaves_the_room_to_its_group(host: Host) -> None:
+    good = host.stage(1, "b")
+    switch.record(host.store, switch.forward(host.store, [step("b")]).states, {"b": GOOD}, READY)
+    host.stage(1, "a")
+    steps = [step("a", "start", "b"), step("b", "restart", "a")]
+    attempted = switch.forward(host.store, steps).states
+    calls = len(host.told())
+    back = switch.back(host.store, steps, attempted, ready={}, failures={"a": BAD, "b": BAD})
+    assert (back.states, list(back.stays)) == ({"b": good}, ["a"])
+    assert host.told()[calls] == "disable --now --quiet sglang-a.service"
+    assert host.told()[-1] == "restart --no-block sglang-b.service"
+
+
+def test_starts_are_asked_for_in_their_order(host: Host) -> None:
+    host.stage(1, "a", after=["sglang-b.service"])
+    host.stage(1, "b", after=[])
+    switch.forward(host.store, [step("a", "restart", "b"), step("b", "restart", "a")])
+    assert host.told()[-1] == "restart --no-block sglang-b.service sglang-a.service"
+
+
 def test_a_batch_that_failed_before_any_start_goes_back(host: Host) -> None:
     change(host, "chat")
     back = switch.back(host.store, [step("chat", "start")], {}, ready={}, failures={})

@@ -147,6 +147,7 @@ def test_a_host_that_does_not_serve_ends_a_roll_out_before_any_host_is_changed(
     assert "No instance was touched: one that shall keep running does not serve" in text
     assert "three: " in text
     assert "restart two: " in text
+    assert "undefined" not in text
     assert (main_pids(host, UNITS), main_pids(other, UNITS)) == (before, elsewhere)
 
 
