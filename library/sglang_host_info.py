@@ -135,7 +135,11 @@ missing:
   description: Packages, directories, user and group that a deploy will make or change.
   type: dict
   returned: always
-  sample: {packages: [libnuma1], directories: [/srv/models], user: false, group: false}
+  sample:
+    packages: [libnuma1]
+    directories: [{path: /srv/models, owner: root, group: root, mode: "0755"}]
+    user: false
+    group: false
 host:
   description: Everything that was seen. Memory is in bytes, versions are pairs.
   type: dict
