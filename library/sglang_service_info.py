@@ -141,7 +141,7 @@ def main() -> None:
 
     instances = {name: look(name, unit) for name, unit in units.items()}
     actions = {one["name"]: one["action"] for one in roll.actions(plans, instances)}
-    starting = [plan for plan in plans if actions[plan["name"]] in ("start", "restart")]
+    starting = [plan for plan in plans if actions[plan["name"]] in roll.STARTS]
     ours = {*units.values(), *(plan["unit"] for plan in leaving)}
     found = adopt.holders(plans, starting, ours)
     foreign = {one.unit for one in found}

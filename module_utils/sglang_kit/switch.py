@@ -147,11 +147,11 @@ def _install(
     starting = [step["name"] for step in steps if step["action"] in STARTS]
     stopping = [step["name"] for step in steps if step["action"] == "stop"]
     before = systemd.unit_states(list(units.values()))
-    together = [step["name"] for step in steps if step["action"] in STARTS and len(step["group"]) > 1]
+    groups = {step["name"] for step in steps if len(step["group"]) > 1}
     # What never ran has no unit yet that could be stopped.
-    together = [name for name in together if before[units[name]].active_state not in ("inactive", "failed")]
+    runs = {name for name, unit in units.items() if before[unit].active_state not in ("inactive", "failed")}
     changes = _changes(store, targets.values())
-    systemd.stop([units[name] for name in (*stopping, *together)])
+    systemd.stop([units[name] for name in (*stopping, *(name for name in starting if name in groups & runs))])
     _write(changes, [plan["environment_file"] for plan in plans.values()])
     systemd.enable(systemd.not_enabled([units[name] for name in starting]))
     systemd.disable(systemd.enabled([units[name] for name in stopping]))
